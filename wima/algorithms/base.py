@@ -1,0 +1,104 @@
+"""What an algorithm is: hyper-parameters and pure functions, with FedAvg as the default of each.
+
+One round, as every engine plays it:
+
+    server  = observe(mean of the full gradients at w, server)       if full_gradient = "cohort"
+    each client i of the cohort:
+        problem = local(w, server, client_i)
+        visit   = SGD on problem
+        extra_i, client_i = client_finish(visit, server, client_i)
+    delta, extra = means of visit.delta and extra_i over the cohort
+    pseudo_gradient, server = server_update(w, delta, extra, server, fraction)
+    w = w - ServerOpt(pseudo_gradient)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from wima.vector import Vector
+
+State: TypeAlias = Any  # a tuple of vectors and numbers; () is none
+FullGradient = Literal["none", "own", "cohort"]
+Mean = Literal["uniform", "weighted"]
+
+
+class Local(NamedTuple):
+    """One client's problem: SGD on  scale * f_i(w) + prox/2 * |w - start|^2 + <shift, w>.
+
+    With `anchored`, the gradient of f_i is replaced by g(w) - g(start) on the same mini-batch.
+    """
+
+    start: Vector
+    scale: float = 1.0
+    prox: float = 0.0
+    shift: Vector | float = 0.0
+    anchored: bool = False
+
+
+class Visit(NamedTuple):
+    """One client's local run, as it happened."""
+
+    start: Vector
+    end: Vector
+    steps: int
+    lr: float
+    t: int
+    gradient: Vector | None = None  # full-batch gradient at w, if the algorithm asks for it
+
+    @property
+    def delta(self) -> Vector:
+        """The client's pseudo-gradient; the server subtracts it."""
+        return self.start - self.end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """FedAvg: clients run SGD from w, the server steps with the mean of their deltas.
+
+    Subclasses state how they differ.  Hooks are pure: they read their arguments, write none of them
+    and return new state.
+    """
+
+    @property
+    def full_gradient(self) -> FullGradient:
+        """Full-batch gradients at w: none; own, with each visit; cohort, their mean comes first."""
+        return "none"
+
+    @property
+    def extra_mean(self) -> Mean:
+        """How `extra` is averaged over the cohort: uniform, or weighted like delta."""
+        return "uniform"
+
+    def init(self, w: Vector) -> State:
+        """The server's memory besides w."""
+        return ()
+
+    def client_init(self, w: Vector) -> State:
+        """The memory of a client that was never visited."""
+        return ()
+
+    def observe(self, gradient: Vector, server: State) -> State:
+        """Take in the cohort's mean full gradient before the clients train."""
+        return server
+
+    def local(self, w: Vector, server: State, client: State) -> Local:
+        """The problem that a client is sent."""
+        return Local(w)
+
+    def client_finish(
+        self, visit: Visit, server: State, client: State
+    ) -> tuple[Vector | None, State]:
+        """What a client sends besides its delta, and its memory after the visit."""
+        return None, client
+
+    def server_update(
+        self, w: Vector, delta: Vector, extra: Vector | None, server: State, fraction: float
+    ) -> tuple[Vector, State]:
+        """The pseudo-gradient to step with, and the new memory; fraction = cohort / all clients."""
+        return delta, server
+
+    def served(self, w: Vector, server: State) -> Vector:
+        """The model to evaluate and average: w."""
+        return w

@@ -1,0 +1,64 @@
+"""Averagers watch the sequence of global models and never steer it.
+
+An averager is a frozen dataclass with `init`, `update` and `value`.  Those that look back ask for a
+`history` of that many earlier models and read it from `past`, which all of them share.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+from wima.errors import check
+from wima.vector import PARTS, Vector
+
+AverageState: TypeAlias = Any
+
+
+class Past(Protocol):
+    """The models seen so far."""
+
+    def ago(self, n: int) -> Vector:
+        """The model n updates before the one that is coming in; 1 is the newest."""
+        ...
+
+
+class Averager:
+    """The base of all averagers: what is averaged, and how the result is called.
+
+    part: "all"; "classifier" or "features" take that part from the average and the other one from
+    the newest model.  Subclasses are frozen dataclasses; those with parts have it as a field.
+    """
+
+    part: str = "all"
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        check(
+            self.part in PARTS,
+            f"{kind}.part must be one of {', '.join(PARTS)}, got {self.part!r}.",
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of its column in records and tables."""
+        return self._label() + ("" if self.part == "all" else f"-{self.part}")
+
+    def _label(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def history(self) -> int:
+        """How many earlier models `update` looks back at."""
+        return 0
+
+    def init(self, w: Vector) -> AverageState:
+        """The state before the first model; w is the initial model, which is never averaged."""
+        raise NotImplementedError
+
+    def update(self, state: AverageState, w: Vector, past: Past) -> AverageState:
+        """The state after model w; may reuse the memory of the old state, never that of w."""
+        raise NotImplementedError
+
+    def value(self, state: AverageState) -> Vector:
+        """The average, as a vector of the models' dtype."""
+        raise NotImplementedError

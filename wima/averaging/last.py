@@ -1,0 +1,25 @@
+"""No average: the newest model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wima.averaging.base import Averager, Past
+from wima.vector import Vector
+
+
+@dataclass(frozen=True)
+class Last(Averager):
+    """The newest global model itself; the column "plain" of every run."""
+
+    def _label(self) -> str:
+        return "plain"
+
+    def init(self, w: Vector) -> Vector:
+        return w
+
+    def update(self, state: Vector, w: Vector, past: Past) -> Vector:
+        return w
+
+    def value(self, state: Vector) -> Vector:
+        return state

@@ -1,0 +1,64 @@
+"""Several averagers on one sequence of models, with one ring for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from wima.averaging.base import Averager
+from wima.averaging.last import Last
+from wima.averaging.ring import Ring
+from wima.errors import UsageError, check
+from wima.vector import Vector
+
+
+class Watch:
+    """Feeds every model to every averager; `vectors()` are the models to evaluate, by name.
+
+    The newest model is always there, as "plain".
+    """
+
+    def __init__(
+        self,
+        averagers: Mapping[str, Averager],
+        w: Vector,
+        mask: Callable[[str], Tensor] | None = None,
+    ) -> None:
+        check("plain" not in averagers, "'plain' is the name of the model without averaging.")
+        self.averagers = {"plain": Last(), **averagers}
+        parts = {a.part for a in averagers.values()} - {"all"}
+        if parts and mask is None:
+            raise UsageError(f"part={parts.pop()!r} needs a model whose layers are known.")
+        self._masks = {part: mask(part) for part in parts} if mask else {}
+        self.states = {name: a.init(w) for name, a in self.averagers.items()}
+        self.ring = Ring(max(a.history for a in self.averagers.values()), w)
+
+    def update(self, w: Vector) -> None:
+        """Take in the next model; w is read, never kept or changed, except as "plain"."""
+        for name, averager in self.averagers.items():
+            self.states[name] = averager.update(self.states[name], w, self.ring)
+        self.ring.push(w)
+
+    def vector(self, name: str) -> Vector:
+        """The named model."""
+        averager = self.averagers[name]
+        value = averager.value(self.states[name])
+        if averager.part == "all":
+            return value
+        return torch.where(self._masks[averager.part], value, self.states["plain"])
+
+    def vectors(self) -> dict[str, Vector]:
+        """All models by name."""
+        return {name: self.vector(name) for name in self.averagers}
+
+
+def named(averagers: Sequence[Averager] | Mapping[str, Averager]) -> dict[str, Averager]:
+    """Averagers by the name of their column; two with one name are refused."""
+    if isinstance(averagers, Mapping):
+        return dict(averagers)
+    names = [a.name for a in averagers]
+    twice = {name for name in names if names.count(name) > 1}
+    check(not twice, f"Two averagers are called {', '.join(sorted(twice))}; give them as a dict.")
+    return dict(zip(names, averagers, strict=True))

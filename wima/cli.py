@@ -1,0 +1,122 @@
+"""The command line: one function per command, no logic."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wima import __version__
+from wima.errors import RunError, UsageError
+
+app = typer.Typer(
+    help="Federated learning on heterogeneous data, with window-based model averaging (WIMA).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"wima {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of wima itself."""
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+) -> None:
+    """Watch the window average beat FedAvg on real digits, in under a minute."""
+    from wima.config import load_settings
+    from wima.runs import free_path
+
+    settings = load_settings("demo", [f"seed={seed}"])
+    print("FedAvg on 1,797 real digits; 100 clients with one digit each, 5 of them per round.")
+    print("Plain: the global model. wima50: the mean of the last 50 global models.")
+    _run_and_show(settings, out or free_path(Path("runs") / "demo"))
+
+
+@app.command()
+def run(
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A preset, or a .toml file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+) -> None:
+    """Run a preset or a settings file, for example: wima run digits lr=0.05 window=10,50"""
+    from wima.config import load_settings
+    from wima.launch import default_path
+
+    settings = load_settings(source, overrides or [])
+    _run_and_show(settings, out or default_path(settings))
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None, typer.Argument(help="One kind of thing, for example algorithms.")
+    ] = None,
+) -> None:
+    """List what there is: algorithms, averagers, data sets, models, ... with their settings."""
+    from wima.catalogue import lines
+
+    for line in lines(kind):
+        print(line)
+
+
+def _run_and_show(settings: object, path: Path) -> None:
+    from rich.console import Console
+
+    from wima.config import Settings
+    from wima.launch import launch
+    from wima.report.summary import draw_curves, summarize
+    from wima.report.table import summary_table
+
+    assert isinstance(settings, Settings)
+    finished = launch(settings, path)
+    draw_curves(finished, path / "curves.png")
+    Console().print(summary_table(summarize(finished)))
+    print(f"Records: {path / 'records.jsonl'}")
+    print(f"Picture: {path / 'curves.png'}")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends with 2, a failed run with 1."""
+    try:
+        app()
+    except UsageError as error:
+        _end(f"Error: {error}", 2)
+    except RunError as error:
+        _end(f"Error: {error}", 1)
+    except KeyboardInterrupt:
+        _end("Interrupted.", 130)
+    except Exception as error:
+        from wima.launch import Interrupted
+
+        if not isinstance(error, Interrupted):
+            raise
+        _end(str(error), 130)
+
+
+def _end(message: str, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The settings of a run: a preset or a TOML file, plus key=value overrides, checked and resolved.
+
+A choice by name with hyper-parameters (algorithm, server, averagers) is written
+`"wima:window=50:part=classifier"` or `{name = "wima", window = 50, part = "classifier"}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from wima.errors import UsageError, unknown
+
+PRESETS = Path(__file__).parent / "presets"
+Made = TypeVar("Made")
+
+
+class Choice(BaseModel):
+    """Something by name, with its hyper-parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        name, *pairs = given.split(":")
+        return {"name": name, **dict(parse_override(pair) for pair in pairs)}
+
+    def __str__(self) -> str:
+        return ":".join([self.name, *(f"{key}={value}" for key, value in self.parameters.items())])
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Its hyper-parameters."""
+        return dict(self.model_extra or {})
+
+    def make(self, kind: str, registry: dict[str, type[Made]]) -> Made:
+        """An instance of the registered class of that name."""
+        if self.name not in registry:
+            raise unknown(kind, self.name, registry)
+        made = registry[self.name]
+        known = [field.name for field in fields(made)]  # type: ignore[arg-type]
+        for name in self.parameters:
+            if name not in known:
+                raise unknown(f"hyper-parameter of {self.name}", name, known or ["(it has none)"])
+        return made(**self.parameters)
+
+
+class Settings(BaseModel):
+    """Everything that determines a run.  `engine` and `workers` do not change its results."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    data: str = "digits"  # a known data set, or the path of an .npz file
+    clients: int = 100
+    alpha: float | Literal["iid"] = 0.0  # Dirichlet concentration; 0: one class per client
+    data_seed: int = 0  # of the split; not of the run, so that seeds share clients
+    model: str = "mlp"
+    algorithm: Choice = Choice(name="fedavg")
+    server: Choice = Choice(name="sgd")
+    averagers: list[Choice] = [Choice(name="wima")]
+    rounds: int = 500
+    clients_per_round: int = 10
+    lr: float = 0.1
+    batch_size: int | Literal["full"] = 10
+    epochs: int = 1
+    steps: int | None = None
+    last_batch: Literal["fill", "short"] = "fill"
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip: float | None = None
+    weighting: Literal["examples", "uniform"] = "examples"
+    seed: int = 0
+    eval_every: int = 1
+    eval_last: int = 100
+    engine: str = "auto"
+    workers: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _window(cls, given: Any) -> Any:
+        """`window = 50` or `[5, 50]` is short for WIMA averagers with these windows."""
+        if not isinstance(given, dict) or "window" not in given:
+            return given
+        given = dict(given)
+        windows = given.pop("window")
+        listed = windows if isinstance(windows, list) else [windows]
+        given["averagers"] = [{"name": "wima", "window": window} for window in listed]
+        return given
+
+    @field_validator("averagers", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return given if isinstance(given, list) else [given] if given else []
+
+    @property
+    def run_id(self) -> str:
+        """A hash of all that matters for the results."""
+        matters = self.model_dump(mode="json", exclude={"engine", "workers"})
+        return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:10]
+
+    @property
+    def sgd(self) -> dict[str, Any]:
+        """The options of local SGD."""
+        names = {"batch_size", "epochs", "steps", "last_batch", "weight_decay", "momentum", "clip"}
+        return {name: getattr(self, name) for name in names}
+
+    def to_toml(self) -> str:
+        """All settings, resolved; `wima run` reads the text back."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def load_settings(source: str, overrides: list[str]) -> Settings:
+    """Settings of a preset or a .toml file, changed by `key=value` texts."""
+    table = read_table(source)
+    changes = dict(parse_override(text) for text in overrides)
+    if "window" in changes:  # what is asked for replaces the file's averagers
+        table.pop("averagers", None)
+    for key, value in changes.items():
+        _set(table, key.split("."), value)
+    return make_settings(table)
+
+
+def make_settings(table: dict[str, Any]) -> Settings:
+    """Checked settings from a table."""
+    if "window" in table and "averagers" in table:
+        raise UsageError("Give window or averagers, not both: window is short for WIMA averagers.")
+    try:
+        return Settings.model_validate(table)
+    except ValidationError as error:
+        raise UsageError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def _explain(item: Any) -> str:
+    """One of pydantic's findings in our words."""
+    path = [str(part) for part in item["loc"]]
+    if item["type"] == "extra_forbidden":
+        return str(unknown("setting", path[-1], [*Settings.model_fields, "window"]))
+    where = path[0] if path else "settings"
+    return f"{where}: {item['msg'][0].lower()}{item['msg'][1:]}, got {item['input']!r}."
+
+
+def read_table(source: str) -> dict[str, Any]:
+    """The table in a .toml file, or in the preset of that name."""
+    path = Path(source) if source.endswith(".toml") else PRESETS / f"{source}.toml"
+    if not path.is_file() and not source.endswith(".toml"):
+        raise unknown("preset", source, presets())
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+
+
+def presets() -> list[str]:
+    """The names of all presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value`: the value as TOML would read it, a list where there are commas, else a text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"Expected key=value, got {text!r}.")
+    values = [_value(part) for part in value.split(",")]
+    return key.strip(), values[0] if len(values) == 1 else values
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a dotted key; `algorithm.mu` works on `algorithm = "fedprox"` too."""
+    *parents, last = path
+    for parent in parents:
+        field = Settings.model_fields.get(parent)
+        below = table.get(parent, field.default if field else {})
+        below = Choice.model_validate(below) if isinstance(below, str) else below
+        table[parent] = (
+            below.model_dump() if isinstance(below, Choice) else _as_table(parent, below)
+        )
+        table = table[parent]
+    table[last] = value
+
+
+def _as_table(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str | Choice) and key in ("algorithm", "server"):
+        return Choice.model_validate(value).model_dump()
+    if not isinstance(value, dict):
+        raise UsageError(f"{key} has no settings of its own, so {key}.something cannot be set.")
+    return dict(value)

@@ -1,0 +1,113 @@
+"""Mini-batches of a client's visit, a function of (seed, round, client)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from wima.checks import check_count, is_number
+from wima.data.federated import FederatedData
+from wima.errors import check
+from wima.randomness import rng
+
+
+class Batch(NamedTuple):
+    """Examples, and the address of whatever is random about them (dropout, augmentation)."""
+
+    x: Tensor
+    y: Tensor
+    address: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD:
+    """How clients train, whatever the algorithm.
+
+    batch_size "full" takes all of a client's examples.  A visit has ceil(epochs * N_i / batch_size)
+    steps, or `steps` if given.  last_batch "fill" completes the last batch from a fresh shuffle, so
+    that all have one size; "short" leaves it short, as PyTorch's loaders do.
+    """
+
+    batch_size: int | Literal["full"] = 10
+    epochs: int = 1
+    steps: int | None = None
+    last_batch: Literal["fill", "short"] = "fill"
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip: float | None = None  # largest norm of a step's direction
+
+    def __post_init__(self) -> None:
+        if self.batch_size != "full":
+            check_count("batch_size", self.batch_size)
+        check_count("epochs", self.epochs)
+        if self.steps is not None:
+            check_count("steps", self.steps)
+        check(
+            self.last_batch in ("fill", "short"),
+            f"last_batch must be 'fill' or 'short', got {self.last_batch!r}.",
+        )
+        decay, momentum, clip = self.weight_decay, self.momentum, self.clip
+        check(
+            is_number(decay) and decay >= 0,
+            f"weight_decay must be a number of at least 0, got {decay!r}.",
+        )
+        check(
+            is_number(momentum) and 0 <= momentum < 1,
+            f"client momentum must be in [0, 1), got {momentum!r}.",
+        )
+        check(
+            clip is None or (is_number(clip) and clip > 0),
+            f"clip must be a positive number or absent, got {clip!r}.",
+        )
+
+    def plan(self, n: int, random: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+        """Which of a client's n examples each step sees: one permutation after another, cut up."""
+        size = n if self.batch_size == "full" else self.batch_size
+        if self.last_batch == "short":
+            return self._plan_short(n, size, random)
+        steps = self.steps or ceil(self.epochs * n / size)
+        passes = [random.permutation(n) for _ in range(ceil(steps * size / n))]
+        return list(np.concatenate(passes)[: steps * size].reshape(steps, size))
+
+    def _plan_short(
+        self, n: int, size: int, random: np.random.Generator
+    ) -> list[npt.NDArray[np.int64]]:
+        steps = self.steps or self.epochs * ceil(n / size)
+        plan: list[npt.NDArray[np.int64]] = []
+        while len(plan) < steps:
+            order = random.permutation(n)
+            plan += [order[i : i + size] for i in range(0, n, size)]
+        return plan[:steps]
+
+
+def batches(data: FederatedData, client: int, sgd: LocalSGD, seed: int, t: int) -> Iterator[Batch]:
+    """The mini-batches of a client's visit in round t."""
+    x, y = tensors(data, client)
+    plan = sgd.plan(len(x), rng("batches", seed, t, client))
+    for k, index in enumerate(plan):
+        # Gathered by torch: its memory is aligned alike in every process, so the bits are alike.
+        chosen = torch.from_numpy(index)
+        yield Batch(x[chosen], y[chosen], (seed, t, client, k))
+
+
+def everything(
+    data: FederatedData, client: int, seed: int, t: int, size: int = 512
+) -> Iterator[Batch]:
+    """All of a client's examples once, in order, in pieces that fit in memory."""
+    x, y = tensors(data, client)
+    for k, start in enumerate(range(0, len(x), size)):
+        piece = slice(start, start + size)
+        yield Batch(x[piece].clone(), y[piece].clone(), (seed, t, client, 2**31 + k))
+
+
+def tensors(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
+    """A client's arrays as torch tensors, without a copy."""
+    x, y = data.client(client)
+    return torch.from_numpy(x), torch.from_numpy(y)

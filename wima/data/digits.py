@@ -1,0 +1,33 @@
+"""Scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels that come with the library."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wima.data.federated import Array, Bundle, FederatedData
+from wima.data.split import split
+
+CLASSES = 10
+BRIGHTEST = 16  # pixels count ink dots in 4 x 4 blocks
+
+
+def load_digits_split() -> tuple[Array, Array, Array, Array]:
+    """x_train, y_train, x_test, y_test: a fifth of every class held out, always the same one."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
+
+    images, labels = load_digits(return_X_y=True)
+    x = (images / BRIGHTEST).astype(np.float32).reshape(-1, 1, 8, 8)
+    y = labels.astype(np.int64)
+    x_train, x_test, y_train, y_test = train_test_split(
+        x, y, test_size=0.2, stratify=y, random_state=0
+    )
+    return x_train, y_train, x_test, y_test
+
+
+def digits(num_clients: int = 100, alpha: float | None = 0.0, seed: int = 0) -> Bundle:
+    """scikit-learn's 1,797 digits of 8x8 pixels, 20 % held out, split among clients by alpha."""
+    x, y, x_test, y_test = load_digits_split()
+    clients = split(y, num_clients, alpha, seed)
+    train = FederatedData.from_arrays(x, y, clients, classes=CLASSES, num_clients=num_clients)
+    return Bundle(train, x_test, y_test, CLASSES)

@@ -1,0 +1,278 @@
+"""A data set that is split among clients, in memory or mapped from disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from wima.data.split import Ids, as_names, is_whole
+from wima.errors import UsageError, check
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Examples stored client after client: client i holds rows offsets[i] to offsets[i + 1].
+
+    Two arrays and the borders between clients serve three clients or a million alike, and can be
+    mapped from disk.  `names` are the clients' names, if they have any.  With `classes`, labels
+    must lie in 0..classes-1; labels mapped from disk are trusted, so that they need not be read.
+    """
+
+    x: Array
+    y: Array
+    offsets: Ids
+    names: Array | Sequence[str] | None = None
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("x", "y", "offsets"):
+            object.__setattr__(self, field, as_array(getattr(self, field), field))
+        check(
+            self.x.ndim > 0 and self.y.ndim > 0 and len(self.x) == len(self.y),
+            "x and y must have one row per example each, got shapes "
+            f"{self.x.shape} and {self.y.shape}.",
+        )
+        _check_offsets(self.offsets, len(self.x))
+        object.__setattr__(self, "offsets", self.offsets.astype(np.int64))
+        if self.names is not None:
+            object.__setattr__(self, "names", as_names(self.names).astype(str))
+        _check_clients(self.sizes, self.names)
+        if self.classes is not None:
+            check(
+                is_whole(self.classes) and self.classes > 0,
+                f"classes must be a positive integer, got {self.classes!r}.",
+            )
+            object.__setattr__(self, "classes", int(self.classes))
+            if not isinstance(self.y, np.memmap):
+                check_labels(self.y, self.classes, "y")
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: npt.ArrayLike,
+        y: npt.ArrayLike,
+        clients: npt.ArrayLike,
+        *,
+        classes: int | None = None,
+        num_clients: int | None = None,
+    ) -> FederatedData:
+        """Sort examples by client; `clients[j]` is the client of example j, a number or a name.
+
+        Examples keep their order within a client; those of client number -1 are left out.  Without
+        `num_clients`, clients are whoever occurs.
+        """
+        x, y, clients = as_array(x, "x"), as_array(y, "y"), as_names(as_array(clients, "clients"))
+        check(
+            x.shape[:1] == y.shape[:1] == clients.shape,
+            "x, y and clients must have one row per example each, got shapes "
+            f"{x.shape}, {y.shape} and {clients.shape}.",
+        )
+        kept, ids, names = _numbered(clients, num_clients)
+        if is_whole(classes):
+            check_labels(y, classes, "y", kept)  # here, to tell the caller's index
+        rows = kept[np.argsort(ids, kind="stable")]
+        if len(rows) < len(x) or np.any(np.diff(rows) != 1):  # else all is in place: do not copy
+            x, y = x[rows], y[rows]
+        sizes = np.bincount(ids, minlength=num_clients or 0)
+        return cls(x, y, np.append(0, np.cumsum(sizes)), names, classes)
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.x)
+
+    @property
+    def sizes(self) -> Ids:
+        """How many examples each client holds."""
+        return np.diff(self.offsets)
+
+    def size(self, i: int) -> int:
+        """How many examples client i holds."""
+        return len(self.client(i)[1])
+
+    def client(self, i: int) -> tuple[Array, Array]:
+        """The examples and labels of client i: views, not copies."""
+        rows = self._rows(i)
+        return self.x[rows], self.y[rows]
+
+    def _rows(self, i: int) -> slice:
+        check(
+            0 <= i < self.num_clients,
+            f"client must be a number in 0..{self.num_clients - 1}, got {i}.",
+        )
+        return slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the data to a new folder, which appears when it is complete or not at all."""
+        target = Path(folder)
+        check(
+            not target.exists(), f"{target} exists already; give a new folder, or remove it first."
+        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        draft.mkdir()
+        names = None if self.names is None else np.asarray(self.names).tolist()
+        try:
+            for field in ("x", "y", "offsets"):
+                np.save(draft / f"{field}.npy", getattr(self, field), allow_pickle=False)
+            meta = {"names": names, "classes": self.classes}
+            (draft / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+            os.rename(draft, target)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> FederatedData:
+        """Map a saved folder; examples are read from disk when they are used.
+
+        Mapped copy-on-write: the arrays are writable, as torch wants them, the files never change.
+        """
+        path = Path(folder)
+        meta = _read_meta(path / "meta.json")
+        x, y = (_read_array(path / f"{field}.npy", "c") for field in ("x", "y"))
+        offsets = _read_array(path / "offsets.npy", None)
+        try:
+            return cls(x, y, offsets, meta["names"], meta["classes"])
+        except UsageError as error:
+            raise UsageError(f"{path} is damaged: {error}") from None
+
+
+class Bundle(NamedTuple):
+    """A data set ready for training and test."""
+
+    train: FederatedData
+    x_test: Array
+    y_test: Array
+    classes: int
+
+
+def as_array(values: Any, field: str) -> Array:
+    """Lists, arrays and torch tensors as one NumPy array, without a copy where possible."""
+    try:
+        tensor = hasattr(values, "detach")
+        array = values.detach().cpu().numpy() if tensor else np.asanyarray(values)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{field} must be a plain array: {error}") from None
+    if array.dtype == object:
+        check(field == "clients", f"{field} must be an array of numbers, got Python objects.")
+    return array  # type: ignore[no-any-return]
+
+
+def check_labels(y: Array, classes: int, field: str, rows: Ids | None = None) -> None:
+    """Class labels, one per example, lie in 0..classes-1; other kinds of target are not judged."""
+    if y.ndim != 1:
+        return
+    check(y.dtype.kind in "iu", f"{field} must hold integer labels, got {y.dtype}.")
+    judged = y if rows is None else y[rows]
+    if judged.min() < 0 or judged.max() >= classes:
+        at = int(np.argmax((judged < 0) | (judged >= classes)))
+        index = at if rows is None else rows[at]
+        raise UsageError(
+            f"{field} must hold labels in 0..{classes - 1}, got {judged[at]} at index {index}."
+        )
+
+
+def _check_offsets(offsets: Array, n: int) -> None:
+    check(
+        offsets.ndim == 1 and offsets.dtype.kind in "iu",
+        f"offsets must be a list of integers, got {offsets.dtype} of shape {offsets.shape}.",
+    )
+    check(len(offsets) > 1, "The data has no clients: offsets must have at least two entries.")
+    first, last = int(offsets[0]), int(offsets[-1])
+    check(first == 0, f"offsets must start at 0, got {first}.")
+    check(last == n, f"offsets must end at the number of examples, {n}, got {last}.")
+    falls = offsets[1:] < offsets[:-1]
+    if falls.any():
+        at = int(np.argmax(falls))
+        raise UsageError(
+            f"offsets must be increasing, got {offsets[at]} before {offsets[at + 1]} at index {at}."
+        )
+
+
+def _check_clients(sizes: Ids, names: Array | Sequence[str] | None) -> None:
+    if names is not None:
+        check(
+            len(names) == len(sizes),
+            f"names must have one entry per client, {len(sizes)}, got {len(names)}.",
+        )
+    if (sizes == 0).any():
+        i = int(np.argmin(sizes))
+        name = "" if names is None else f" ({str(names[i])!r})"
+        raise UsageError(
+            f"client {i}{name} has no examples: every client needs at least one; "
+            "leave the client out or lower the number of clients."
+        )
+
+
+def _numbered(clients: Array, num_clients: int | None) -> tuple[Ids, Ids, Array | None]:
+    """The examples to keep, their clients as numbers 0, 1, ..., and the clients' names."""
+    kept = np.arange(len(clients))
+    if clients.dtype.kind in "iu":
+        _check_ids(clients, num_clients)
+        kept = np.flatnonzero(clients >= 0)
+        check(len(kept) > 0, "The data has no clients: the client of every example is -1.")
+        clients = clients[kept]
+    if num_clients is not None:
+        check(clients.dtype.kind in "iu", "With num_clients, clients must be integers, got text.")
+        return kept, clients.astype(np.int64), None
+    names, ids = np.unique(clients, return_inverse=True)
+    plain = names.dtype.kind in "iu" and names[-1] == len(names) - 1
+    return kept, ids.astype(np.int64), None if plain else names
+
+
+def _check_ids(clients: Array, num_clients: int | None) -> None:
+    wrong = clients < -1
+    expected = "0 or more"
+    if num_clients is not None:
+        check(
+            is_whole(num_clients) and 1 <= num_clients <= len(clients),
+            "num_clients must be a positive integer and at most the number of examples, "
+            f"{len(clients)}, got {num_clients!r}.",
+        )
+        wrong |= clients >= num_clients
+        expected = f"in 0..{num_clients - 1}"
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise UsageError(
+            f"clients must be {expected}, or -1 for examples to leave out, "
+            f"got {clients[at]} at index {at}."
+        )
+
+
+def _read_array(path: Path, mmap_mode: Any) -> Array:
+    check(path.is_file(), f"{path} is missing: a data folder holds {', '.join(_FILES)}.")
+    try:
+        array = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UsageError(f"{path} must be an array written by save(): {error}") from None
+    check(isinstance(array, np.ndarray), f"{path} must be an array, got a zip archive.")
+    return array  # type: ignore[no-any-return]
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    check(path.is_file(), f"{path} is missing: a data folder holds {', '.join(_FILES)}.")
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{path} must be JSON written by save(): {error}") from None
+    good = isinstance(meta, dict) and {"names", "classes"} <= meta.keys()
+    check(good, f"{path} must hold 'names' and 'classes', got {meta!r:.80}.")
+    return dict(meta)
+
+
+_FILES = ("x.npy", "y.npy", "offsets.npy", "meta.json")

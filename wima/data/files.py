@@ -1,0 +1,118 @@
+"""A user's own data set, from one .npz file."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from wima.data.federated import Array, Bundle, FederatedData, check_labels
+from wima.errors import UsageError, check
+
+NEEDED = ("x", "y", "client", "x_test", "y_test")
+OPTIONAL = ("classes", "num_clients")
+ANY_NUMBER = 2**31  # of classes
+
+
+def load_npz(path: str | os.PathLike[str]) -> Bundle:
+    """Arrays x, y and client (a number or name per example), x_test, y_test; scalars if you like.
+
+    `classes` is 1 + the largest label unless the file says it, `num_clients` the number of clients
+    that occur.  Examples of client -1 are left out.  Numbers come out as torch wants them: float32
+    for real x, int64 for y.
+    """
+    file = Path(path).expanduser()
+    try:
+        return _bundle(_read(file))
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+def _read(file: Path) -> dict[str, Array]:
+    check(file.is_file(), "there is no such file; expected an .npz file.")
+    try:
+        check(
+            zipfile.is_zipfile(file),
+            "expected an .npz file, as np.savez writes it, got something that is no zip archive.",
+        )
+        with np.load(file, allow_pickle=False) as archive:
+            missing = [name for name in NEEDED if name not in archive.files]
+            check(
+                not missing,
+                f"expected arrays {', '.join(NEEDED)}; missing {', '.join(missing)}, "
+                f"got {', '.join(archive.files) or 'none'}.",
+            )
+            return {name: _member(archive, name) for name in archive.files if name in _KNOWN}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UsageError(f"expected an .npz file, but it cannot be read: {error}") from None
+
+
+def _member(archive: np.lib.npyio.NpzFile, name: str) -> Array:
+    try:
+        array = archive[name]
+    except (ValueError, EOFError, RuntimeError, zlib.error) as error:
+        raise UsageError(
+            f"{name} must be an array of plain numbers (or text, for client): {error}"
+        ) from None
+    check(isinstance(array, np.ndarray), f"{name} must be an array, got {type(array).__name__}.")
+    return array
+
+
+def _bundle(arrays: dict[str, Array]) -> Bundle:
+    x, x_test = (_numbers(arrays[name], name) for name in ("x", "x_test"))
+    y, y_test = (_labels(arrays[name], name) for name in ("y", "y_test"))
+    _check_test(x, y, x_test, y_test)
+    scalars = {name: _whole(arrays[name], name) for name in OPTIONAL if name in arrays}
+    classes, num_clients = scalars.get("classes"), scalars.get("num_clients")
+    limit = classes or ANY_NUMBER
+    check_labels(y_test, limit, "y_test")
+    train = FederatedData.from_arrays(
+        x, y, arrays["client"], classes=limit, num_clients=num_clients
+    )
+    # Counted after the split: the labels of left-out examples do not count.
+    classes = classes or 1 + int(max(train.y.max(), y_test.max()))
+    return Bundle(replace(train, classes=classes), x_test, y_test, classes)
+
+
+def _check_test(x: Array, y: Array, x_test: Array, y_test: Array) -> None:
+    check(
+        len(x_test) == len(y_test),
+        f"x_test and y_test must have one row per example each, got shapes {x_test.shape} "
+        f"and {y_test.shape}.",
+    )
+    check(
+        x.shape[1:] == x_test.shape[1:] and y.shape[1:] == y_test.shape[1:],
+        "training and test examples must have the same shape, got "
+        f"x {x.shape[1:]}, x_test {x_test.shape[1:]}, y {y.shape[1:]}, y_test {y_test.shape[1:]}.",
+    )
+
+
+def _numbers(x: Array, name: str) -> Array:
+    check(
+        x.ndim > 0 and x.dtype.kind in "fiu",
+        f"{name} must hold numbers, one row per example, got {x.dtype} of shape {x.shape}.",
+    )
+    return x.astype(np.float32, copy=False) if x.dtype.kind == "f" else x
+
+
+def _labels(y: Array, name: str) -> Array:
+    check(
+        y.size > 0 and y.ndim > 0 and y.dtype.kind in "iu",
+        f"{name} must hold integers, one row per example, got {y.dtype} of shape {y.shape}.",
+    )
+    return y.astype(np.int64, copy=False)
+
+
+def _whole(array: Array, name: str) -> int:
+    check(
+        array.size == 1 and array.dtype.kind in "iu" and int(array.item()) > 0,
+        f"{name} must be a positive integer, got {array.tolist()!r:.80}.",
+    )
+    return int(array.item())
+
+
+_KNOWN = NEEDED + OPTIONAL

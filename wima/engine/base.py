@@ -1,0 +1,116 @@
+"""What engines share: the setup of a run, its state between rounds, and how errors are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+
+from wima.algorithms.base import Algorithm, State
+from wima.data.batches import LocalSGD
+from wima.engine.memory import ClientMemory
+from wima.errors import RunError
+from wima.server_opt import OptState, ServerOpt
+from wima.task import Task
+from wima.vector import Vector
+
+Weighting = Literal["examples", "uniform"]
+
+
+class Setup(NamedTuple):
+    """All that stays the same during a run."""
+
+    task: Task
+    algorithm: Algorithm
+    server_opt: ServerOpt
+    sgd: LocalSGD
+    weighting: Weighting
+    seed: int
+
+    @property
+    def trained(self) -> int | None:
+        """The length of the part of w that algorithms see; what follows is averaged as it is."""
+        return self.task.trained
+
+    def weight(self, client: int) -> float:
+        """The weight of a client's delta, before division by the cohort's sum."""
+        return float(self.task.data.size(client)) if self.weighting == "examples" else 1.0
+
+
+class RoundState(NamedTuple):
+    """All that a round changes.  `memory` is changed in place, the rest replaced."""
+
+    w: Vector
+    server: State
+    opt: OptState
+    memory: ClientMemory
+
+
+class Engine(Protocol):
+    """Plays rounds."""
+
+    name: str
+
+    def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState: ...
+
+    def close(self) -> None: ...
+
+
+def first_state(setup: Setup) -> RoundState:
+    """The state before round 0."""
+    w = setup.task.init(setup.seed)
+    trained = w[: setup.trained]
+    memory = ClientMemory(setup.algorithm.client_init)
+    with naming(0, "init"):
+        server = setup.algorithm.init(trained)
+    return RoundState(w, server, setup.server_opt.init(trained), memory)
+
+
+class RunningMean:
+    """A weighted mean, summed in the order of arrival and divided once."""
+
+    def __init__(self) -> None:
+        self._total: Vector | None = None
+        self._weight = 0.0
+
+    def add(self, vector: Vector, weight: float = 1.0) -> None:
+        if self._total is None:
+            self._total = torch.zeros_like(vector)
+        self._total.add_(vector, alpha=weight)
+        self._weight += weight
+
+    @property
+    def value(self) -> Vector | None:
+        """The mean; None if nothing was added."""
+        return None if self._total is None else self._total / self._weight
+
+    @property
+    def vector(self) -> Vector:
+        """The mean of at least one vector."""
+        assert self._total is not None
+        return self._total / self._weight
+
+
+@contextmanager
+def naming(t: int, hook: str, client: int | None = None) -> Iterator[None]:
+    """Let an error in a hook tell where it happened."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:
+        where = f"round {t}" + ("" if client is None else f", client {client}") + f", {hook}"
+        raise RunError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch: sums over threads would make the bits depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

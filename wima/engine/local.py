@@ -1,0 +1,107 @@
+"""Solving one client's local problem: the code that every fast engine runs.
+
+Its plain twin is in `reference.py`; tests compare the two bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from wima.algorithms.base import Local
+from wima.data.batches import Batch, LocalSGD, batches, everything
+from wima.task import Task
+from wima.vector import Vector
+
+
+class Problem(NamedTuple):
+    """A local problem with its address; without `local`, only the full gradient is asked."""
+
+    t: int
+    client: int
+    lr: float
+    w: Vector  # the global model, whole
+    local: Local | None
+    full_gradient: bool = False
+
+
+class Solution(NamedTuple):
+    """Where the client's SGD ended (the whole vector), and its full gradient at w, if asked."""
+
+    end: Vector | None
+    steps: int
+    gradient: Vector | None
+
+
+class Solver:
+    """Solves local problems in this process, one after the other."""
+
+    def __init__(self, task: Task, sgd: LocalSGD, seed: int) -> None:
+        self.task, self.sgd, self.seed = task, sgd, seed
+
+    def solve(self, problem: Problem) -> Solution:
+        """Run the client's visit."""
+        gradient = None
+        if problem.full_gradient:
+            gradient = full_gradient(self.task, self.sgd, self.seed, problem)
+        if problem.local is None:
+            return Solution(None, 0, gradient)
+        end, steps = self._descend(problem, problem.local)
+        return Solution(end, steps, gradient)
+
+    def _descend(self, problem: Problem, local: Local) -> tuple[Vector, int]:
+        """SGD on the local problem, in place."""
+        trained = len(local.start)
+        space = None if local.anchored else self.task.workspace
+        whole = torch.empty_like(problem.w) if space is None else space.w
+        whole[:trained], whole[trained:] = local.start, problem.w[trained:]
+        y, velocity, k = whole[:trained], torch.zeros(()), 0
+        for batch in batches(self.task.data, problem.client, self.sgd, self.seed, problem.t):
+            if space is None:
+                g = self._gradient(whole, local, batch)
+            else:
+                g = space.gradient(batch)
+                if self.sgd.weight_decay:
+                    g.add_(y, alpha=self.sgd.weight_decay)
+            g = self._correct(g, y, local)
+            if self.sgd.momentum:
+                velocity = g = self.sgd.momentum * velocity + g
+            y.sub_(g, alpha=problem.lr)
+            k += 1
+        return whole.clone(), k
+
+    def _gradient(self, whole: Vector, local: Local, batch: Batch) -> Vector:
+        """The mini-batch gradient; anchored: less the one at `start` on the same batch."""
+        trained, decay = len(local.start), self.sgd.weight_decay
+        g = self.task.gradient(whole, batch)
+        if decay:
+            g = torch.add(g, whole[:trained], alpha=decay)
+        if local.anchored:
+            anchor = torch.cat([local.start, whole[trained:]])
+            at_start = self.task.gradient(anchor, batch)
+            if decay:
+                at_start = torch.add(at_start, local.start, alpha=decay)
+            g = g - at_start
+        return g
+
+    def _correct(self, g: Vector, y: Vector, local: Local) -> Vector:
+        """scale * g + prox * (y - start) + shift, clipped; adding what is 0 is left out."""
+        if local.scale != 1:
+            g.mul_(local.scale)
+        if local.prox:
+            g.add_(y - local.start, alpha=local.prox)
+        if isinstance(local.shift, torch.Tensor) or local.shift:
+            g.add_(local.shift)
+        if self.sgd.clip is not None:
+            g.mul_(min(1.0, self.sgd.clip / max(float(g.norm()), 1e-30)))
+        return g
+
+
+def full_gradient(task: Task, sgd: LocalSGD, seed: int, problem: Problem) -> Vector:
+    """The gradient at w of a client's mean loss over all its examples, weight decay included."""
+    n = task.data.size(problem.client)
+    total = torch.zeros_like(problem.w[: task.trained])
+    for batch in everything(task.data, problem.client, seed, problem.t):
+        total.add_(task.gradient(problem.w.clone(), batch), alpha=len(batch.x))
+    return torch.add(total / n, problem.w[: task.trained], alpha=sgd.weight_decay)

@@ -1,0 +1,89 @@
+"""A round in plain lines: the oracle for every other engine, and the one to debug with.
+
+No shared memory, no in-place tricks; an error in a hook names round, client and hook, and so does a
+hook that writes to its arguments.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from wima.algorithms.base import Local, Visit
+from wima.data.batches import batches
+from wima.engine.base import RoundState, RunningMean, Setup, naming
+from wima.engine.guard import untouched
+from wima.engine.local import Problem, full_gradient
+from wima.vector import Vector
+
+
+class Reference:
+    """Plays rounds one client after the other, as the formulas read."""
+
+    name = "reference"
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
+        algorithm, data = self.setup.algorithm, self.setup.task.data
+        w, rest = state.w[: self.setup.trained], state.w[len(state.w[: self.setup.trained]) :]
+        server = self._observe(state, t, cohort, lr)
+        deltas, extras, rests = RunningMean(), RunningMean(), RunningMean()
+        for i in cohort:
+            client, weight = state.memory.read(i, w), self.setup.weight(i)
+            with naming(t, "local", i), untouched(w, server, client):
+                local = algorithm.local(w, server, client)
+            end, steps, gradient = self._visit(state.w, local, t, i, lr)
+            visit = Visit(local.start, end[: len(w)], steps, lr, t, gradient)
+            with naming(t, "client_finish", i), untouched(w, server, client, visit):
+                extra, client = algorithm.client_finish(visit, server, client)
+            state.memory.write(i, client)
+            deltas.add(visit.delta, weight)
+            rests.add(rest - end[len(w) :], weight)
+            if extra is not None:
+                extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
+        fraction, delta, extra = len(cohort) / data.num_clients, deltas.vector, extras.value
+        with naming(t, "server_update"), untouched(w, server, delta, extra):
+            gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
+        step, opt = self.setup.server_opt.update(gradient, state.opt)
+        return RoundState(torch.cat([w - step, rest - rests.vector]), server, opt, state.memory)
+
+    def _observe(self, state: RoundState, t: int, cohort: list[int], lr: float) -> object:
+        """Phase A of MIME: the cohort's mean full gradient at w."""
+        algorithm = self.setup.algorithm
+        if algorithm.full_gradient != "cohort":
+            return state.server
+        gradients = RunningMean()
+        for i in cohort:
+            gradients.add(self._full_gradient(state.w, t, i, lr), self.setup.weight(i))
+        with naming(t, "observe"), untouched(gradients.vector, state.server):
+            return algorithm.observe(gradients.vector, state.server)
+
+    def _full_gradient(self, w: Vector, t: int, i: int, lr: float) -> Vector:
+        problem = Problem(t, i, lr, w, None, full_gradient=True)
+        return full_gradient(self.setup.task, self.setup.sgd, self.setup.seed, problem)
+
+    def _visit(
+        self, w: Vector, local: Local, t: int, i: int, lr: float
+    ) -> tuple[Vector, int, Vector | None]:
+        """SGD on  scale * f_i(y) + prox/2 * |y - start|^2 + <shift, y>."""
+        task, sgd, start = self.setup.task, self.setup.sgd, local.start
+        own = self.setup.algorithm.full_gradient == "own"
+        gradient = self._full_gradient(w, t, i, lr) if own else None
+        y, rest, v, k = start.clone(), w[len(start) :].clone(), torch.zeros_like(start), 0
+        for batch in batches(task.data, i, sgd, self.setup.seed, t):
+            whole = torch.cat([y, rest])
+            g = torch.add(task.gradient(whole, batch), y, alpha=sgd.weight_decay)
+            rest = whole[len(start) :]
+            if local.anchored:
+                at_start = task.gradient(torch.cat([start, rest]), batch)
+                g = g - torch.add(at_start, start, alpha=sgd.weight_decay)
+            g = torch.add(local.scale * g, y - start, alpha=local.prox) + local.shift
+            if sgd.clip is not None:
+                g = g * min(1.0, sgd.clip / max(float(g.norm()), 1e-30))
+            v = sgd.momentum * v + g
+            y, k = torch.sub(y, v, alpha=lr), k + 1
+        return torch.cat([y, rest]), k, gradient

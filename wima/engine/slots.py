@@ -1,0 +1,93 @@
+"""The vectors of a round's local problems in shared memory, a slot for each client."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from wima.algorithms.base import Local
+from wima.engine.local import Problem, Solution
+from wima.engine.shared import Handle, Shared
+from wima.vector import Vector
+
+_NUMPY = {torch.float32: "float32", torch.float64: "float64"}
+
+
+class SlotHandles(NamedTuple):
+    """How a worker finds the slots again."""
+
+    w: Handle
+    start: Handle
+    shift: Handle
+    end: Handle
+    gradient: Handle
+
+
+class Slots:
+    """Rows for problems and solutions.  Numbers travel in `Message`s, vectors through here."""
+
+    def __init__(self, handles: SlotHandles) -> None:
+        self.w, self.start, self.shift, self.end, self.gradient = (
+            torch.from_numpy(handle.open()) for handle in handles
+        )
+
+    def put(self, slot: int, problem: Problem) -> dict[str, Any]:
+        """Write a problem; what is returned goes to the worker as a message."""
+        message: dict[str, Any] = {
+            "slot": slot,
+            "t": problem.t,
+            "client": problem.client,
+            "lr": problem.lr,
+            "full_gradient": problem.full_gradient,
+            "local": None,
+        }
+        local = problem.local
+        if local is not None:
+            same = local.start.data_ptr() == problem.w.data_ptr()
+            if not same:
+                self.start[slot].copy_(local.start)
+            if isinstance(local.shift, Tensor):
+                self.shift[slot].copy_(local.shift)
+            message["local"] = {
+                "start": "w" if same else "slot",
+                "scale": float(local.scale),
+                "prox": float(local.prox),
+                "shift": "slot" if isinstance(local.shift, Tensor) else float(local.shift),
+                "anchored": bool(local.anchored),
+            }
+        return message
+
+    def get(self, message: dict[str, Any]) -> Problem:
+        """The problem of a message, on the worker's side."""
+        slot, fields = message["slot"], message["local"]
+        local = None
+        if fields is not None:
+            start = self.start[slot]
+            if fields["start"] == "w":
+                start = self.w[: len(start)]
+            shift = self.shift[slot] if fields["shift"] == "slot" else fields["shift"]
+            local = Local(start, fields["scale"], fields["prox"], shift, fields["anchored"])
+        return Problem(
+            message["t"], message["client"], message["lr"], self.w, local, message["full_gradient"]
+        )
+
+    def put_solution(self, slot: int, solution: Solution) -> None:
+        if solution.end is not None:
+            self.end[slot].copy_(solution.end)
+        if solution.gradient is not None:
+            self.gradient[slot].copy_(solution.gradient)
+
+    def get_solution(self, slot: int, problem: Problem, steps: int) -> Solution:
+        """A copy of what a worker wrote."""
+        end = self.end[slot].clone() if problem.local is not None else None
+        gradient = self.gradient[slot].clone() if problem.full_gradient else None
+        return Solution(end, steps, gradient)
+
+
+def allocate(shared: Shared, slots: int, w: Vector, trained: int) -> SlotHandles:
+    """Memory for that many slots; pages are taken when they are first written."""
+    dtype, d = _NUMPY[w.dtype], len(w)
+    rows = [(d,), (slots, trained), (slots, trained), (slots, d), (slots, trained)]
+    return SlotHandles(*(shared.allocate(shape, dtype) for shape in rows))

@@ -1,0 +1,68 @@
+"""A worker process: reads problems from its standard input, solves them, answers on its output.
+
+Messages are lines of JSON; vectors and data are in shared memory.  The first message is the task
+itself, sent once, by the parent that started this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+import traceback
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+
+from wima.data.batches import LocalSGD
+from wima.data.federated import FederatedData
+from wima.engine.local import Solver
+from wima.engine.shared import Handle
+from wima.engine.slots import SlotHandles, Slots
+from wima.task import Task
+
+
+class Briefing(NamedTuple):
+    """All that a worker is told when it starts."""
+
+    task: Task  # without its data
+    sgd: LocalSGD
+    seed: int
+    x: Handle
+    y: Handle
+    offsets: Handle
+    slots: SlotHandles
+
+
+def main() -> None:
+    """Serve until standard input closes, which it does when the parent ends, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    inbox, outbox = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the model prints must not look like an answer
+    size = int.from_bytes(inbox.read(8), "little")
+    briefing = pickle.loads(inbox.read(size))
+    data = FederatedData(*(h.open() for h in (briefing.x, briefing.y, briefing.offsets)))
+    task = briefing.task._replace(data=data)
+    solver, slots = Solver(task, briefing.sgd, briefing.seed), Slots(briefing.slots)
+    _send(outbox, {"ready": os.getpid()})
+    for line in inbox:
+        _send(outbox, _answer(solver, slots, json.loads(line)))
+
+
+def _answer(solver: Solver, slots: Slots, message: dict[str, Any]) -> dict[str, Any]:
+    slot = message["slot"]
+    try:
+        solution = solver.solve(slots.get(message))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return {"slot": slot, "error": reason, "traceback": traceback.format_exc()}
+    slots.put_solution(slot, solution)
+    return {"slot": slot, "steps": solution.steps}
+
+
+def _send(outbox: BinaryIO, message: dict[str, Any]) -> None:
+    outbox.write(json.dumps(message).encode() + b"\n")
+    outbox.flush()

@@ -1,0 +1,22 @@
+"""Randomness has an address: every draw is a function of what it is for, never of what came before.
+
+`rng("cohort", seed, t)` is the same stream in every engine, process and resumed run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# The stream's number leads the address, because NumPy gives [1, 2] and [1, 2, 0] the same stream.
+STREAMS = {"init": 1, "split": 2, "cohort": 3, "batches": 4, "layers": 5, "check": 6}
+
+
+def rng(stream: str, *address: int) -> np.random.Generator:
+    """The generator at this address; equal addresses give equal draws."""
+    return np.random.default_rng([STREAMS[stream], *address])
+
+
+def torch_seed(stream: str, *address: int) -> int:
+    """A 63-bit seed for torch's own generator at this address."""
+    state = np.random.SeedSequence([STREAMS[stream], *address]).generate_state(2, np.uint32)
+    return (int(state[0]) << 31) | (int(state[1]) >> 1)

@@ -1,0 +1,56 @@
+"""The numbers and the picture of one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from wima.runs import Run
+
+LAST = 100  # rounds; the paper's tables average over the last 100
+
+
+class Row(NamedTuple):
+    """A model's metric over the last rounds of a run."""
+
+    model: str
+    mean: float
+    deviation: float  # from round to round
+    rounds: int
+
+
+def summarize(run: Run, metric: str = "accuracy", last: int = LAST) -> list[Row]:
+    """Mean and standard deviation of each model's metric over the run's last rounds."""
+    rows = []
+    end = run.status["done"]
+    for model in run.models:
+        rounds, values = run.curve(model, metric)
+        late = [v for t, v in zip(rounds, values, strict=True) if t > end - last]
+        rows.append(Row(model, float(np.mean(late)), float(np.std(late)), len(late)))
+    return rows
+
+
+def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
+    """A PNG of the metric over the rounds: plain solid, averages dashed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for model in run.models:
+        rounds, values = run.curve(model, metric)
+        plain = model == "plain"
+        style = "-" if plain else "--"
+        axes.plot(rounds, values, style, label=model, linewidth=0.9 if plain else 2.0)
+    values = run.curve("plain", metric)[1]
+    if metric == "accuracy" and values:
+        axes.set_ylim(float(np.nanpercentile(values, 10)) - 0.05, 1.0)
+    settings = run.settings
+    cohort = f"{settings.clients_per_round} of {settings.clients} clients per round"
+    axes.set_title(f"{settings.algorithm.name} on {Path(settings.data).stem}, {cohort}")
+    axes.set_xlabel("round")
+    axes.set_ylabel(f"test {metric}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,218 @@
+"""The round loop: sample, train, step, average, evaluate, record.
+
+for record in simulate(task, FedAvg(), averagers=[WIMA(50)], rounds=200, ...):
+    print(record.t, record.metrics)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+from wima.algorithms.base import Algorithm
+from wima.algorithms.fedavg import FedAvg
+from wima.averaging import Averager, Watch, named
+from wima.checks import check_count, check_rate, is_count
+from wima.data.batches import LocalSGD
+from wima.engine import make_engine
+from wima.engine.base import RoundState, Setup, Weighting, first_state, one_thread
+from wima.errors import UsageError, check
+from wima.randomness import rng
+from wima.server_opt import SGD, ServerOpt
+from wima.task import Metrics, Task
+from wima.vector import Vector
+
+Cohorts = Callable[[int, int], Sequence[int]]  # (seed, t) -> clients
+
+
+class Record(NamedTuple):
+    """One round as it happened; its metrics are those of the models after t rounds."""
+
+    t: int  # rounds done
+    cohort: list[int]
+    lr: float
+    metrics: dict[str, Metrics]  # name of the model -> metric -> value; empty if not evaluated
+    seconds: float
+
+
+class Result(NamedTuple):
+    """A finished run: all records, and the final models by name."""
+
+    records: list[Record]
+    vectors: dict[str, Vector]
+
+
+def uniform_cohorts(num_clients: int, clients_per_round: int) -> Cohorts:
+    """Clients drawn without replacement: a function of (seed, t), the same for every algorithm."""
+
+    def cohort(seed: int, t: int) -> list[int]:
+        drawn = rng("cohort", seed, t).choice(num_clients, clients_per_round, replace=False)
+        return sorted(drawn.tolist())
+
+    return cohort
+
+
+class Simulation:
+    """An iterator of records, with the models of the moment: `w`, and `vectors()` by name."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        averagers: Mapping[str, Averager],
+        *,
+        rounds: int,
+        clients_per_round: int,
+        lr: float,
+        cohorts: Cohorts,
+        evaluate_at: Callable[[int], bool],
+        engine: str,
+        workers: int | None,
+    ) -> None:
+        self.setup, self.rounds, self.t = setup, rounds, 0
+        self._lr, self._cohorts, self._evaluate_at = lr, cohorts, evaluate_at
+        self.state: RoundState = first_state(setup)
+        layout = setup.task.layout
+        self.watch = Watch(averagers, self.state.w, layout.mask if layout else None)
+        self._engine = make_engine(engine, setup, self.state.w, clients_per_round, workers)
+
+    @property
+    def engine(self) -> str:
+        """The engine that plays the rounds."""
+        return self._engine.name
+
+    @property
+    def w(self) -> Vector:
+        """The global model that clients train from next."""
+        return self.state.w
+
+    def vectors(self) -> dict[str, Vector]:
+        """The models to evaluate and serve: "plain" and every average."""
+        return self.watch.vectors()
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        if self.t == self.rounds:
+            self.close()
+            raise StopIteration
+        try:
+            with one_thread():
+                return self._round()
+        except BaseException:
+            self.close()
+            raise
+
+    def _round(self) -> Record:
+        begin, t, lr = time.perf_counter(), self.t, self._lr
+        cohort = list(self._cohorts(self.setup.seed, t))
+        self.state = self._engine.round(self.state, t, cohort, lr)
+        self.watch.update(self._served())
+        self.t = t + 1
+        metrics = {}
+        if self._evaluate_at(self.t):
+            evaluate = self.setup.task.evaluate
+            metrics = {name: evaluate(vector) for name, vector in self.vectors().items()}
+        return Record(self.t, cohort, lr, metrics, time.perf_counter() - begin)
+
+    def _served(self) -> Vector:
+        """The model that is evaluated and averaged; for most algorithms w itself."""
+        w, trained = self.state.w, self.setup.trained
+        served = self.setup.algorithm.served(w[:trained], self.state.server)
+        if served.data_ptr() == w.data_ptr():
+            return w
+        whole = w.clone()
+        whole[:trained] = served
+        return whole
+
+    def close(self) -> None:
+        """End the engine's workers; what was computed stays readable."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def simulate(
+    task: Task,
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int,
+    clients_per_round: int,
+    lr: float,
+    server_opt: ServerOpt | None = None,
+    averagers: Sequence[Averager] | Mapping[str, Averager] = (),
+    weighting: Weighting = "examples",
+    seed: int = 0,
+    cohorts: Cohorts | None = None,
+    eval_every: int = 1,
+    eval_last: int = 100,
+    engine: str = "auto",
+    workers: int | None = None,
+    **sgd: Any,
+) -> Simulation:
+    """Set a run up and return the iterator that plays it.
+
+    sgd: batch_size, epochs, steps, last_batch, weight_decay, momentum, clip; see `LocalSGD`.
+    eval_every: evaluate every so many rounds, and in each of the `eval_last` last ones; 0: never.
+    cohorts: (seed, t) -> the clients of round t, instead of uniform sampling.
+    """
+    check_count("rounds", rounds)
+    check_rate("lr", lr)
+    check_count("eval_every", eval_every, least=0)
+    check_count("eval_last", eval_last, least=0)
+    check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
+    check(
+        weighting in ("examples", "uniform"),
+        f"weighting must be 'examples' or 'uniform', got {weighting!r}.",
+    )
+    if workers is not None:
+        check_count("workers", workers)
+    check_cohort_size(clients_per_round, task.data.num_clients)
+    setup = Setup(
+        task, algorithm or FedAvg(), server_opt or SGD(), _local_sgd(sgd), weighting, seed
+    )
+    return Simulation(
+        setup,
+        named(averagers),
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        lr=lr,
+        cohorts=cohorts or uniform_cohorts(task.data.num_clients, clients_per_round),
+        evaluate_at=lambda t: (
+            bool(eval_every) and (t % eval_every == 0 or t > rounds - max(1, eval_last))
+        ),
+        engine=engine,
+        workers=workers,
+    )
+
+
+def run(task: Task, algorithm: Algorithm | None = None, **settings: Any) -> Result:
+    """`simulate` to the end: all records and the final models."""
+    with simulate(task, algorithm, **settings) as simulation:
+        records = list(simulation)
+        return Result(records, simulation.vectors())
+
+
+def check_cohort_size(clients_per_round: int, num_clients: int) -> None:
+    """A cohort has at least one client and at most all of them."""
+    check_count("clients_per_round", clients_per_round)
+    check(
+        clients_per_round <= num_clients,
+        f"clients_per_round must be at most the number of clients, {num_clients}, "
+        f"got {clients_per_round}.",
+    )
+
+
+def _local_sgd(options: dict[str, Any]) -> LocalSGD:
+    try:
+        return LocalSGD(**options)
+    except TypeError:
+        known = ", ".join(LocalSGD.__dataclass_fields__)
+        raise UsageError(
+            f"Unknown setting among {', '.join(options)}; those of local SGD are {known}."
+        ) from None
