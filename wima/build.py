@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wima import algorithms, averaging, data, models, server_opt
+from wima import algorithms, averaging, data, models, schedules, server_opt
 from wima.config import Settings
 from wima.errors import unknown
 from wima.simulation import Simulation, simulate
@@ -34,6 +34,8 @@ def build(settings: Settings) -> Simulation:
         rounds=settings.rounds,
         clients_per_round=settings.clients_per_round,
         lr=settings.lr,
+        schedule=settings.schedule.make("schedule", schedules.BY_NAME),
+        stack_server=settings.stack_server,
         weighting=settings.weighting,
         seed=settings.seed,
         eval_every=settings.eval_every,

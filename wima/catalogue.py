@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from wima import algorithms, averaging, data, engine, models, server_opt
+from wima import algorithms, averaging, data, engine, models, schedules, server_opt
 from wima.config import Settings, presets
 from wima.errors import unknown
 
@@ -56,6 +56,7 @@ KINDS: dict[str, Callable[[], Iterator[str]]] = {
     "algorithms": lambda: _registry(algorithms.BY_NAME),
     "averagers": lambda: _registry(averaging.BY_NAME),
     "servers": lambda: _registry(server_opt.BY_NAME),
+    "schedules": lambda: _registry(schedules.BY_NAME),
     "data": lambda: _registry(data.BY_NAME),
     "models": lambda: _registry(models.BY_NAME),
     "engines": lambda: iter(engine.NAMES),

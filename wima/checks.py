@@ -28,3 +28,30 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
 def check_rate(name: str, value: Any) -> None:
     """Raise `UsageError` unless the value is a positive finite number, as learning rates are."""
     check(is_number(value) and value > 0, f"{name} must be a positive number, got {value!r}.")
+
+
+def check_range(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Raise `UsageError` unless the value is a finite number in the interval."""
+    fits = (
+        is_number(value)
+        and (least is None or value >= least)
+        and (above is None or value > above)
+        and (most is None or value <= most)
+        and (below is None or value < below)
+    )
+    low = "(-inf" if least is above is None else f"[{least}" if above is None else f"({above}"
+    high = "inf)" if most is below is None else f"{most}]" if below is None else f"{below})"
+    check(fits, f"{name} must be a number in {low}, {high}, got {value!r}.")
+
+
+def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise `UsageError` unless the value is one of the allowed texts."""
+    check(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}.")

@@ -68,10 +68,12 @@ class Settings(BaseModel):
     model: str = "mlp"
     algorithm: Choice = Choice(name="fedavg")
     server: Choice = Choice(name="sgd")
+    stack_server: bool = False  # a server optimizer on top of the algorithm's own rule
     averagers: list[Choice] = [Choice(name="wima")]
     rounds: int = 500
     clients_per_round: int = 10
     lr: float = 0.1
+    schedule: Choice = Choice(name="constant")
     batch_size: int | Literal["full"] = 10
     epochs: int = 1
     steps: int | None = None
@@ -173,8 +175,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"Expected key=value, got {text!r}.")
-    values = [_value(part) for part in value.split(",")]
-    return key.strip(), values[0] if len(values) == 1 else values
+    whole = _value(value)
+    if isinstance(whole, str) and whole == value and "," in value:
+        return key.strip(), [_value(part) for part in value.split(",")]
+    return key.strip(), whole
 
 
 def _value(text: str) -> Any:
@@ -190,16 +194,13 @@ def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
     for parent in parents:
         field = Settings.model_fields.get(parent)
         below = table.get(parent, field.default if field else {})
-        below = Choice.model_validate(below) if isinstance(below, str) else below
-        table[parent] = (
-            below.model_dump() if isinstance(below, Choice) else _as_table(parent, below)
-        )
+        table[parent] = _as_table(parent, below)
         table = table[parent]
     table[last] = value
 
 
 def _as_table(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str | Choice) and key in ("algorithm", "server"):
+    if isinstance(value, str | Choice) and key in ("algorithm", "server", "schedule"):
         return Choice.model_validate(value).model_dump()
     if not isinstance(value, dict):
         raise UsageError(f"{key} has no settings of its own, so {key}.something cannot be set.")

@@ -19,6 +19,7 @@ from wima.engine import make_engine
 from wima.engine.base import RoundState, Setup, Weighting, first_state, one_thread
 from wima.errors import UsageError, check
 from wima.randomness import rng
+from wima.schedules import Constant, Schedule
 from wima.server_opt import SGD, ServerOpt
 from wima.task import Metrics, Task
 from wima.vector import Vector
@@ -63,7 +64,7 @@ class Simulation:
         *,
         rounds: int,
         clients_per_round: int,
-        lr: float,
+        lr: Callable[[int], float],
         cohorts: Cohorts,
         evaluate_at: Callable[[int], bool],
         engine: str,
@@ -105,7 +106,7 @@ class Simulation:
             raise
 
     def _round(self) -> Record:
-        begin, t, lr = time.perf_counter(), self.t, self._lr
+        begin, t, lr = time.perf_counter(), self.t, self._lr(self.t)
         cohort = list(self._cohorts(self.setup.seed, t))
         self.state = self._engine.round(self.state, t, cohort, lr)
         self.watch.update(self._served())
@@ -144,8 +145,10 @@ def simulate(
     rounds: int,
     clients_per_round: int,
     lr: float,
+    schedule: Schedule | None = None,
     server_opt: ServerOpt | None = None,
     averagers: Sequence[Averager] | Mapping[str, Averager] = (),
+    stack_server: bool = False,
     weighting: Weighting = "examples",
     seed: int = 0,
     cohorts: Cohorts | None = None,
@@ -158,6 +161,8 @@ def simulate(
     """Set a run up and return the iterator that plays it.
 
     sgd: batch_size, epochs, steps, last_batch, weight_decay, momentum, clip; see `LocalSGD`.
+    schedule: how lr changes over the rounds; see `wima.schedules`.
+    stack_server: let a server optimizer follow an algorithm that has a server rule of its own.
     eval_every: evaluate every so many rounds, and in each of the `eval_last` last ones; 0: never.
     cohorts: (seed, t) -> the clients of round t, instead of uniform sampling.
     """
@@ -173,15 +178,16 @@ def simulate(
     if workers is not None:
         check_count("workers", workers)
     check_cohort_size(clients_per_round, task.data.num_clients)
-    setup = Setup(
-        task, algorithm or FedAvg(), server_opt or SGD(), _local_sgd(sgd), weighting, seed
-    )
+    algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
+    check_server_rule(algorithm, server_opt, stack_server)
+    factor = (schedule or Constant()).factor
+    factor(0, rounds)  # tells now if the schedule does not fit the run
     return Simulation(
-        setup,
-        named(averagers),
+        Setup(task, algorithm, server_opt, _local_sgd(sgd), weighting, seed),
+        {name: a.for_run(rounds) for name, a in named(averagers).items()},
         rounds=rounds,
         clients_per_round=clients_per_round,
-        lr=lr,
+        lr=lambda t: lr * factor(t, rounds),
         cohorts=cohorts or uniform_cohorts(task.data.num_clients, clients_per_round),
         evaluate_at=lambda t: (
             bool(eval_every) and (t % eval_every == 0 or t > rounds - max(1, eval_last))
@@ -205,6 +211,16 @@ def check_cohort_size(clients_per_round: int, num_clients: int) -> None:
         clients_per_round <= num_clients,
         f"clients_per_round must be at most the number of clients, {num_clients}, "
         f"got {clients_per_round}.",
+    )
+
+
+def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
+    """FedDyn, AdaBest and FedACG step by themselves: another optimizer on top is a mistake."""
+    name = type(algorithm).__name__
+    check(
+        stack or not algorithm.own_server_rule or server_opt == SGD(),
+        f"{name} has a server rule of its own, so server must be SGD with lr 1 and no momentum, "
+        f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient all the same.",
     )
 
 

@@ -20,6 +20,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from wima.vector import Vector
 
 State: TypeAlias = Any  # a tuple of vectors and numbers; () is none
+Extra: TypeAlias = Any  # the mean of the vectors that clients sent besides delta; None if none
+Asked: TypeAlias = Any  # a vector if the algorithm asks for it, else None
 FullGradient = Literal["none", "own", "cohort"]
 Mean = Literal["uniform", "weighted"]
 
@@ -45,7 +47,8 @@ class Visit(NamedTuple):
     steps: int
     lr: float
     t: int
-    gradient: Vector | None = None  # full-batch gradient at w, if the algorithm asks for it
+    gradient: Asked = None  # the client's full-batch gradient at w
+    path_gradient: Asked = None  # the mean of its mini-batch gradients along the way
 
     @property
     def delta(self) -> Vector:
@@ -65,6 +68,16 @@ class Algorithm:
     def full_gradient(self) -> FullGradient:
         """Full-batch gradients at w: none; own, with each visit; cohort, their mean comes first."""
         return "none"
+
+    @property
+    def path_gradient(self) -> bool:
+        """Whether a visit brings the mean of its mini-batch gradients, before any correction."""
+        return False
+
+    @property
+    def own_server_rule(self) -> bool:
+        """Whether the step is the algorithm's own; then only plain SGD with rate 1 goes with it."""
+        return False
 
     @property
     def extra_mean(self) -> Mean:
@@ -94,7 +107,7 @@ class Algorithm:
         return None, client
 
     def server_update(
-        self, w: Vector, delta: Vector, extra: Vector | None, server: State, fraction: float
+        self, w: Vector, delta: Vector, extra: Extra, server: State, fraction: float
     ) -> tuple[Vector, State]:
         """The pseudo-gradient to step with, and the new memory; fraction = cohort / all clients."""
         return delta, server

@@ -1,7 +1,3 @@
-"""Federated averaging."""
-
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from wima.algorithms.base import Algorithm

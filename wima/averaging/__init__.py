@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from wima.averaging.base import Averager
+from wima.averaging.ema import EMA
 from wima.averaging.last import Last
+from wima.averaging.lawa import LAWA
+from wima.averaging.swa import SWA
 from wima.averaging.watch import Watch, named
 from wima.averaging.window import WIMA
 
 BY_NAME: dict[str, type[Averager]] = {
     "wima": WIMA,
+    "swa": SWA,
+    "ema": EMA,
+    "lawa": LAWA,
 }
 
-__all__ = ["BY_NAME", "WIMA", "Averager", "Last", "Watch", "named"]
+__all__ = ["BY_NAME", "EMA", "LAWA", "SWA", "WIMA", "Averager", "Last", "Watch", "named"]

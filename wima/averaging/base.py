@@ -51,6 +51,10 @@ class Averager:
         """How many earlier models `update` looks back at."""
         return 0
 
+    def for_run(self, rounds: int) -> Averager:
+        """Itself, with what depends on the length of the run filled in and checked."""
+        return self
+
     def init(self, w: Vector) -> AverageState:
         """The state before the first model; w is the initial model, which is never averaged."""
         raise NotImplementedError

@@ -24,14 +24,16 @@ class Problem(NamedTuple):
     w: Vector  # the global model, whole
     local: Local | None
     full_gradient: bool = False
+    path_gradient: bool = False
 
 
 class Solution(NamedTuple):
-    """Where the client's SGD ended (the whole vector), and its full gradient at w, if asked."""
+    """Where the client's SGD ended (the whole vector), and the gradients that were asked for."""
 
     end: Vector | None
     steps: int
     gradient: Vector | None
+    path_gradient: Vector | None = None
 
 
 class Solver:
@@ -47,11 +49,12 @@ class Solver:
             gradient = full_gradient(self.task, self.sgd, self.seed, problem)
         if problem.local is None:
             return Solution(None, 0, gradient)
-        end, steps = self._descend(problem, problem.local)
-        return Solution(end, steps, gradient)
+        path = torch.zeros_like(problem.local.start) if problem.path_gradient else None
+        end, steps = self._descend(problem, problem.local, path)
+        return Solution(end, steps, gradient, None if path is None else path / steps)
 
-    def _descend(self, problem: Problem, local: Local) -> tuple[Vector, int]:
-        """SGD on the local problem, in place."""
+    def _descend(self, problem: Problem, local: Local, path: Vector | None) -> tuple[Vector, int]:
+        """SGD on the local problem, in place; `path` sums up the mini-batch gradients."""
         trained = len(local.start)
         space = None if local.anchored else self.task.workspace
         whole = torch.empty_like(problem.w) if space is None else space.w
@@ -64,6 +67,8 @@ class Solver:
                 g = space.gradient(batch)
                 if self.sgd.weight_decay:
                     g.add_(y, alpha=self.sgd.weight_decay)
+            if path is not None:
+                path.add_(g)
             g = self._correct(g, y, local)
             if self.sgd.momentum:
                 velocity = g = self.sgd.momentum * velocity + g

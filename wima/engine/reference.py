@@ -36,13 +36,12 @@ class Reference:
             client, weight = state.memory.read(i, w), self.setup.weight(i)
             with naming(t, "local", i), untouched(w, server, client):
                 local = algorithm.local(w, server, client)
-            end, steps, gradient = self._visit(state.w, local, t, i, lr)
-            visit = Visit(local.start, end[: len(w)], steps, lr, t, gradient)
+            visit, end_rest = self._visit(state.w, local, t, i, lr)
             with naming(t, "client_finish", i), untouched(w, server, client, visit):
                 extra, client = algorithm.client_finish(visit, server, client)
             state.memory.write(i, client)
             deltas.add(visit.delta, weight)
-            rests.add(rest - end[len(w) :], weight)
+            rests.add(rest - end_rest, weight)
             if extra is not None:
                 extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
         fraction, delta, extra = len(cohort) / data.num_clients, deltas.vector, extras.value
@@ -66,14 +65,13 @@ class Reference:
         problem = Problem(t, i, lr, w, None, full_gradient=True)
         return full_gradient(self.setup.task, self.setup.sgd, self.setup.seed, problem)
 
-    def _visit(
-        self, w: Vector, local: Local, t: int, i: int, lr: float
-    ) -> tuple[Vector, int, Vector | None]:
-        """SGD on  scale * f_i(y) + prox/2 * |y - start|^2 + <shift, y>."""
+    def _visit(self, w: Vector, local: Local, t: int, i: int, lr: float) -> tuple[Visit, Vector]:
+        """SGD on  scale * f_i(y) + prox/2 * |y - start|^2 + <shift, y>, and where the rest ends."""
         task, sgd, start = self.setup.task, self.setup.sgd, local.start
         own = self.setup.algorithm.full_gradient == "own"
         gradient = self._full_gradient(w, t, i, lr) if own else None
-        y, rest, v, k = start.clone(), w[len(start) :].clone(), torch.zeros_like(start), 0
+        y, rest, v, k = start, w[len(start) :], torch.zeros_like(start), 0
+        path = torch.zeros_like(start)
         for batch in batches(task.data, i, sgd, self.setup.seed, t):
             whole = torch.cat([y, rest])
             g = torch.add(task.gradient(whole, batch), y, alpha=sgd.weight_decay)
@@ -81,9 +79,11 @@ class Reference:
             if local.anchored:
                 at_start = task.gradient(torch.cat([start, rest]), batch)
                 g = g - torch.add(at_start, start, alpha=sgd.weight_decay)
+            path = path + g
             g = torch.add(local.scale * g, y - start, alpha=local.prox) + local.shift
             if sgd.clip is not None:
                 g = g * min(1.0, sgd.clip / max(float(g.norm()), 1e-30))
             v = sgd.momentum * v + g
             y, k = torch.sub(y, v, alpha=lr), k + 1
-        return torch.cat([y, rest]), k, gradient
+        path_gradient = path / k if self.setup.algorithm.path_gradient else None
+        return Visit(start, y, k, lr, t, gradient, path_gradient), rest

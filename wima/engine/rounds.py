@@ -40,7 +40,7 @@ class Pooled:
             assert problem.local is not None and solution.end is not None
             i, end = problem.client, solution.end
             start, weight = problem.local.start, setup.weight(i)
-            visit = Visit(start, end[: len(w)], solution.steps, lr, t, solution.gradient)
+            visit = Visit(start, end[: len(w)], solution.steps, lr, t, *solution[2:])
             with naming(t, "client_finish", i):
                 extra, client = algorithm.client_finish(visit, server, state.memory.read(i, w))
             state.memory.write(i, client)
@@ -63,7 +63,8 @@ class Pooled:
         for i in cohort:
             with naming(t, "local", i):
                 local = algorithm.local(w, server, state.memory.read(i, w))
-            yield Problem(t, i, lr, state.w, local, algorithm.full_gradient == "own")
+            own = algorithm.full_gradient == "own"
+            yield Problem(t, i, lr, state.w, local, own, algorithm.path_gradient)
 
     def _observe(self, state: RoundState, t: int, cohort: list[int], lr: float) -> State:
         """Phase A of MIME: the cohort's mean full gradient at w."""

@@ -23,15 +23,15 @@ class SlotHandles(NamedTuple):
     shift: Handle
     end: Handle
     gradient: Handle
+    path_gradient: Handle
 
 
 class Slots:
     """Rows for problems and solutions.  Numbers travel in `Message`s, vectors through here."""
 
     def __init__(self, handles: SlotHandles) -> None:
-        self.w, self.start, self.shift, self.end, self.gradient = (
-            torch.from_numpy(handle.open()) for handle in handles
-        )
+        arrays = [torch.from_numpy(handle.open()) for handle in handles]
+        self.w, self.start, self.shift, self.end, self.gradient, self.path_gradient = arrays
 
     def put(self, slot: int, problem: Problem) -> dict[str, Any]:
         """Write a problem; what is returned goes to the worker as a message."""
@@ -41,6 +41,7 @@ class Slots:
             "client": problem.client,
             "lr": problem.lr,
             "full_gradient": problem.full_gradient,
+            "path_gradient": problem.path_gradient,
             "local": None,
         }
         local = problem.local
@@ -69,25 +70,29 @@ class Slots:
                 start = self.w[: len(start)]
             shift = self.shift[slot] if fields["shift"] == "slot" else fields["shift"]
             local = Local(start, fields["scale"], fields["prox"], shift, fields["anchored"])
-        return Problem(
-            message["t"], message["client"], message["lr"], self.w, local, message["full_gradient"]
-        )
+        t, client, lr = message["t"], message["client"], message["lr"]
+        wanted = message["full_gradient"], message["path_gradient"]
+        return Problem(t, client, lr, self.w, local, *wanted)
 
     def put_solution(self, slot: int, solution: Solution) -> None:
         if solution.end is not None:
             self.end[slot].copy_(solution.end)
         if solution.gradient is not None:
             self.gradient[slot].copy_(solution.gradient)
+        if solution.path_gradient is not None:
+            self.path_gradient[slot].copy_(solution.path_gradient)
 
     def get_solution(self, slot: int, problem: Problem, steps: int) -> Solution:
         """A copy of what a worker wrote."""
         end = self.end[slot].clone() if problem.local is not None else None
         gradient = self.gradient[slot].clone() if problem.full_gradient else None
-        return Solution(end, steps, gradient)
+        path = self.path_gradient[slot].clone() if problem.path_gradient else None
+        return Solution(end, steps, gradient, path)
 
 
 def allocate(shared: Shared, slots: int, w: Vector, trained: int) -> SlotHandles:
     """Memory for that many slots; pages are taken when they are first written."""
     dtype, d = _NUMPY[w.dtype], len(w)
-    rows = [(d,), (slots, trained), (slots, trained), (slots, d), (slots, trained)]
-    return SlotHandles(*(shared.allocate(shape, dtype) for shape in rows))
+    row = (slots, trained)
+    shapes = [(d,), row, row, (slots, d), row, row]
+    return SlotHandles(*(shared.allocate(shape, dtype) for shape in shapes))

@@ -45,7 +45,7 @@ def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
         axes.plot(rounds, values, style, label=model, linewidth=0.9 if plain else 2.0)
     values = run.curve("plain", metric)[1]
     if metric == "accuracy" and values:
-        axes.set_ylim(float(np.nanpercentile(values, 10)) - 0.05, 1.0)
+        axes.set_ylim(max(0.0, float(np.nanpercentile(values, 10)) - 0.05), 1.0)
     settings = run.settings
     cohort = f"{settings.clients_per_round} of {settings.clients} clients per round"
     axes.set_title(f"{settings.algorithm.name} on {Path(settings.data).stem}, {cohort}")

@@ -1,0 +1,24 @@
+from dataclasses import dataclass
+
+from wima.algorithms.base import Algorithm, Local, State
+from wima.checks import check_range
+from wima.vector import Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Algorithm):
+    """FedAvg whose clients are held back by mu/2 * |y - w|^2.
+
+        y <- y - lr * (g_i(y) + mu * (y - w))
+
+    Li et al., Federated Optimization in Heterogeneous Networks (MLSys 2020), Algorithm 2, without
+    its inexactness and stragglers.  Some code has mu/2 or 2*mu in place of mu.
+    """
+
+    mu: float = 0.01  # weight of the proximal term
+
+    def __post_init__(self) -> None:
+        check_range("FedProx.mu", self.mu, least=0)
+
+    def local(self, w: Vector, server: State, client: State) -> Local:
+        return Local(w, prox=self.mu)

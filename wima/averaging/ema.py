@@ -1,0 +1,57 @@
+"""EMA: the exponential moving average of the models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from wima.averaging.base import Averager, Past
+from wima.checks import check_one_of, check_range
+from wima.vector import Vector
+
+
+class EMAState(NamedTuple):
+    mean: Vector  # float64
+    seen: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class EMA(Averager):
+    """e <- decay * e + (1 - decay) * w.
+
+    begin: "first" starts at the first model, "initial" at the model before round 1, "debiased" at 0
+    with division by 1 - decay^k after k models.
+    """
+
+    decay: float = 0.98
+    begin: Literal["first", "initial", "debiased"] = "first"
+    part: str = "all"
+
+    def __post_init__(self) -> None:
+        check_range("EMA.decay", self.decay, least=0, below=1)
+        check_one_of("EMA.begin", self.begin, ("first", "initial", "debiased"))
+        super().__post_init__()
+
+    def _label(self) -> str:
+        return f"ema{self.decay}"
+
+    def init(self, w: Vector) -> EMAState:
+        return EMAState(w.to(torch.float64, copy=True), 0, w.dtype)
+
+    def update(self, state: EMAState, w: Vector, past: Past) -> EMAState:
+        if state.seen == 0 and self.begin == "first":
+            state.mean.copy_(w)
+        else:
+            if state.seen == 0 and self.begin == "debiased":
+                state.mean.zero_()
+            state.mean.mul_(self.decay).add_(w, alpha=1 - self.decay)
+        return state._replace(seen=state.seen + 1)
+
+    def value(self, state: EMAState) -> Vector:
+        weight = 1.0
+        if self.begin == "debiased" and state.seen:
+            weight = 1 - self.decay**state.seen
+        return (state.mean / weight).to(state.dtype)

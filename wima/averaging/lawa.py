@@ -1,0 +1,55 @@
+"""LAWA: the mean of the last k models, taken every c-th round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from wima.averaging.base import Averager, Past
+from wima.averaging.ring import Ring
+from wima.averaging.window import WIMA, WindowSum
+from wima.checks import check_count
+from wima.vector import Vector
+
+
+class LAWAState(NamedTuple):
+    window: WindowSum
+    ring: Ring  # of its own: the collected models are not the last ones
+    t: int  # models seen
+
+
+@dataclass(frozen=True)
+class LAWA(Averager):
+    """The mean of the last k of the models after rounds every, 2 * every, ...
+
+    The newest model until the first one is collected.  every = 1 is WIMA with a window of k.
+    Kaddour, Stop Wasting My Time! Saving Days of ImageNet and BERT Training with Latest Weight
+    Averaging (2022).
+    """
+
+    k: int = 10
+    every: int = 10
+    part: str = "all"
+
+    def __post_init__(self) -> None:
+        check_count("LAWA.k", self.k)
+        check_count("LAWA.every", self.every)
+        super().__post_init__()
+
+    def _label(self) -> str:
+        return f"lawa{self.k}x{self.every}"
+
+    def init(self, w: Vector) -> LAWAState:
+        return LAWAState(WIMA(self.k).init(w), Ring(self.k, w), 0)
+
+    def update(self, state: LAWAState, w: Vector, past: Past) -> LAWAState:
+        window, t = state.window, state.t + 1
+        if t % self.every == 0:
+            window = WIMA(self.k).update(window, w, state.ring)
+            state.ring.push(w)
+        elif window.seen == 0:
+            window.total.copy_(w)
+        return LAWAState(window, state.ring, t)
+
+    def value(self, state: LAWAState) -> Vector:
+        return WIMA(self.k).value(state.window)
