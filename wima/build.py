@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import torch
+
 from wima import algorithms, averaging, data, models, schedules, server_opt
 from wima.config import Settings
-from wima.errors import unknown
+from wima.objectives import objective
 from wima.simulation import Simulation, simulate
 from wima.task import Task, make_task
 
 
 def build_task(settings: Settings) -> Task:
     """Load the data, split them, and join them with the model."""
-    if settings.model not in models.BY_NAME:
-        raise unknown("model", settings.model, models.BY_NAME)
-    alpha = None if settings.alpha == "iid" else settings.alpha
+    make = settings.model.call("model", models.BY_NAME)
+    options = settings.data.parameters
+    metric = options.pop("metric", "clean")
     bundle = data.load(
-        settings.data, clients=settings.clients, alpha=alpha, seed=settings.data_seed
+        settings.data.name,
+        clients=settings.clients,
+        alpha=settings.alpha,
+        seed=settings.data_seed,
+        split=settings.split,
+        **options,
     )
-    make, shape, classes = models.BY_NAME[settings.model], bundle.x_test.shape[1:], bundle.classes
-    return make_task(lambda: make(shape, classes), bundle.train, (bundle.x_test, bundle.y_test))
+    shape, classes = _shape(bundle), bundle.classes
+    loss, metrics = objective(bundle.kind, metric)
+    return make_task(
+        lambda: make(shape, classes),
+        bundle.train,
+        (bundle.x_test, bundle.y_test),
+        loss=loss,
+        metrics=metrics,
+        transform=bundle.transform,
+        eval_batch_size=settings.eval_batch_size,
+    )
+
+
+def _shape(bundle: data.Bundle) -> tuple[int, ...]:
+    """The shape of an example as the model sees it."""
+    x = torch.from_numpy(bundle.x_test[:1].copy())
+    return tuple((bundle.transform.evaluate(x) if bundle.transform else x).shape[1:])
 
 
 def build(settings: Settings) -> Simulation:

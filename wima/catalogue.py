@@ -57,7 +57,7 @@ KINDS: dict[str, Callable[[], Iterator[str]]] = {
     "averagers": lambda: _registry(averaging.BY_NAME),
     "servers": lambda: _registry(server_opt.BY_NAME),
     "schedules": lambda: _registry(schedules.BY_NAME),
-    "data": lambda: _registry(data.BY_NAME),
+    "data": lambda: (f"{name:<14}{text}" for name, text in data.SUMMARIES.items()),
     "models": lambda: _registry(models.BY_NAME),
     "engines": lambda: iter(engine.NAMES),
     "presets": lambda: iter(presets()),

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from wima import __version__
+from wima.cli_data import app as data_app
 from wima.errors import RunError, UsageError
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(data_app, name="data")
 
 
 def _version(wanted: bool) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from wima.errors import UsageError, unknown
 
+CHOICES = ("data", "model", "algorithm", "server", "schedule")
 PRESETS = Path(__file__).parent / "presets"
 Made = TypeVar("Made")
 
@@ -44,16 +47,20 @@ class Choice(BaseModel):
         """Its hyper-parameters."""
         return dict(self.model_extra or {})
 
-    def make(self, kind: str, registry: dict[str, type[Made]]) -> Made:
+    def make(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Made:
         """An instance of the registered class of that name."""
+        return self.call(kind, registry)()
+
+    def call(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Callable[..., Made]:
+        """The registered function of that name, with the hyper-parameters filled in."""
         if self.name not in registry:
             raise unknown(kind, self.name, registry)
         made = registry[self.name]
-        known = [field.name for field in fields(made)]  # type: ignore[arg-type]
+        known = [p.name for p in signature(made).parameters.values() if p.default is not p.empty]
         for name in self.parameters:
             if name not in known:
                 raise unknown(f"hyper-parameter of {self.name}", name, known or ["(it has none)"])
-        return made(**self.parameters)
+        return partial(made, **self.parameters)
 
 
 class Settings(BaseModel):
@@ -61,11 +68,12 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    data: str = "digits"  # a known data set, or the path of an .npz file
-    clients: int = 100
-    alpha: float | Literal["iid"] = 0.0  # Dirichlet concentration; 0: one class per client
+    data: Choice = Choice(name="digits")  # a known data set, or the path of an .npz file
+    clients: int | None = None  # as the data set has them, or 100
+    alpha: float | Literal["iid"] | None = None  # Dirichlet concentration; 0: one class per client
+    split: str | None = None  # a file that says which client holds which example
     data_seed: int = 0  # of the split; not of the run, so that seeds share clients
-    model: str = "mlp"
+    model: Choice = Choice(name="mlp")
     algorithm: Choice = Choice(name="fedavg")
     server: Choice = Choice(name="sgd")
     stack_server: bool = False  # a server optimizer on top of the algorithm's own rule
@@ -85,6 +93,7 @@ class Settings(BaseModel):
     seed: int = 0
     eval_every: int = 1
     eval_last: int = 100
+    eval_batch_size: int = 1024
     engine: str = "auto"
     workers: int | None = None
 
@@ -126,8 +135,9 @@ def load_settings(source: str, overrides: list[str]) -> Settings:
     """Settings of a preset or a .toml file, changed by `key=value` texts."""
     table = read_table(source)
     changes = dict(parse_override(text) for text in overrides)
-    if "window" in changes:  # what is asked for replaces the file's averagers
-        table.pop("averagers", None)
+    for asked, instead in (("window", "averagers"), ("averagers", "window")):
+        if asked in changes and instead not in changes:  # what is asked for replaces the file's
+            table.pop(instead, None)
     for key, value in changes.items():
         _set(table, key.split("."), value)
     return make_settings(table)
@@ -185,6 +195,10 @@ def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)  # .1 and 1. are numbers too
+    except ValueError:
         return text
 
 
@@ -200,7 +214,7 @@ def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _as_table(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str | Choice) and key in ("algorithm", "server", "schedule"):
+    if isinstance(value, str | Choice) and key in CHOICES:
         return Choice.model_validate(value).model_dump()
     if not isinstance(value, dict):
         raise UsageError(f"{key} has no settings of its own, so {key}.something cannot be set.")

@@ -19,31 +19,40 @@ class Interrupted(Exception):  # noqa: N818  (it is no error)
 
 def default_path(settings: Settings) -> Path:
     """Where a run goes if nobody says where."""
-    name = f"{Path(settings.data).stem}-{settings.algorithm.name}-{settings.run_id}"
+    name = f"{Path(settings.data.name).stem}-{settings.algorithm.name}-{settings.run_id}"
     return Path("runs") / name
 
 
 def launch(settings: Settings, path: Path) -> Run:
     """Run the settings and record the run at `path`; nothing is written before all is checked."""
     check_free(path)
-    with build(settings) as simulation:
-        folder = RunFolder(path, settings, simulation.engine)
-        try:
-            _play(simulation, folder)
-        except KeyboardInterrupt:
-            folder.close("interrupted")
-            raise Interrupted(
-                f"Interrupted after {simulation.t} of {simulation.rounds} rounds; "
-                f"the records up to there are in {path}."
-            ) from None
-        except Exception as error:
-            folder.close("failed", reason=str(error))
-            (path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-            raise RunError(
-                f"The run failed after {simulation.t} of {simulation.rounds} rounds: {error}\n"
-                f"Details are in {path / 'error.txt'}."
-            ) from error
+    try:
+        with build(settings) as simulation:
+            folder = RunFolder(path, settings, simulation.facts())
+            _record(simulation, folder)
+    except KeyboardInterrupt:
+        raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
+
+
+def _record(simulation: Simulation, folder: RunFolder) -> None:
+    """Play all rounds; however that ends, the folder says so."""
+    try:
+        _play(simulation, folder)
+    except KeyboardInterrupt:
+        folder.close("interrupted")
+        raise Interrupted(
+            f"Interrupted after {folder.done} of {simulation.rounds} rounds; "
+            f"the records up to there are in {folder.path}."
+        ) from None
+    except Exception as error:
+        folder.close("failed", reason=str(error))
+        details = folder.path / "error.txt"
+        details.write_text(traceback.format_exc(), encoding="utf-8")
+        raise RunError(
+            f"The run failed after {folder.done} of {simulation.rounds} rounds: {error}\n"
+            f"Details are in {details}."
+        ) from error
 
 
 def _play(simulation: Simulation, folder: RunFolder) -> None:

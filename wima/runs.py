@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors.torch import save_file
 
 import wima
@@ -34,29 +34,33 @@ from wima.vector import Layout, Vector
 class RunFolder:
     """Writes one run; the folder must not exist yet."""
 
-    def __init__(self, path: Path, settings: Settings, engine: str) -> None:
+    def __init__(self, path: Path, settings: Settings, facts: dict[str, Any]) -> None:
         self.path = path
         check_free(path)
+        fresh = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Written whole under another name first: a folder that has the name is complete.
             fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
             (fresh / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
-            _write_json(fresh / "environment.json", environment(engine))
+            _write_json(fresh / "environment.json", {**environment(), **facts})
             _write_json(fresh / "status.json", _status("running", 0, settings.rounds))
             (fresh / "records.jsonl").touch()
             fresh.chmod(0o755)
             fresh.rename(path)
         except OSError as error:
             raise UsageError(f"Cannot write the run folder {path}: {error.strerror}.") from error
-        self._rounds, self._done = settings.rounds, 0
+        finally:
+            if fresh is not None:
+                shutil.rmtree(fresh, ignore_errors=True)
+        self._rounds, self.done = settings.rounds, 0
         self._records = (path / "records.jsonl").open("a", encoding="utf-8")
 
     def append(self, record: Record) -> None:
         """Add a round's line."""
         self._records.write(json.dumps(_plain(record), allow_nan=False) + "\n")
         self._records.flush()
-        self._done = record.t
+        self.done = record.t
 
     def save_models(self, vectors: dict[str, Vector], layout: Layout | None) -> None:
         """The final models, each with its tensors by name."""
@@ -69,7 +73,7 @@ class RunFolder:
     def close(self, state: str, reason: str = "") -> None:
         """Say how the run ended."""
         self._records.close()
-        _write_json(self.path / "status.json", _status(state, self._done, self._rounds, reason))
+        _write_json(self.path / "status.json", _status(state, self.done, self._rounds, reason))
 
 
 class Run(NamedTuple):
@@ -78,6 +82,7 @@ class Run(NamedTuple):
     path: Path
     settings: Settings
     status: dict[str, Any]
+    environment: dict[str, Any]
     records: list[dict[str, Any]]
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
@@ -95,21 +100,27 @@ class Run(NamedTuple):
 
 def read_run(path: Path) -> Run:
     """Read a run folder, of a run that ended or goes on."""
-    check(
-        (path / "settings.toml").is_file(), f"{path} is not a run folder: no settings.toml in it."
-    )
+    for name in ("settings.toml", "environment.json", "records.jsonl", "status.json"):
+        check((path / name).is_file(), f"{path} is not a run folder: no {name} in it.")
     settings = make_settings(read_table(str(path / "settings.toml")))
     lines = (path / "records.jsonl").read_text(encoding="utf-8").split("\n")
     records = [
         json.loads(line) for line in lines[:-1]
     ]  # what follows the last newline is not whole
-    status = json.loads((path / "status.json").read_text(encoding="utf-8"))
-    return Run(path, settings, status, records)
+    status, around = (
+        json.loads((path / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("status", "environment")
+    )
+    return Run(path, settings, status, around, records)
 
 
 def check_free(path: Path) -> None:
     """A run never writes over anything."""
-    if path.exists() or path.is_symlink():
+    try:
+        taken = os.path.lexists(path) or path.exists()
+    except OSError as error:
+        raise UsageError(f"Cannot write the run folder {path}: {error.strerror}.") from None
+    if taken:
         raise UsageError(
             f"The output folder {path} exists already; choose another with --out, or remove it."
         )
@@ -118,12 +129,12 @@ def check_free(path: Path) -> None:
 def free_path(path: Path) -> Path:
     """The path itself, or with the first number behind it that is free."""
     candidate, number = path, 2
-    while candidate.exists():
+    while os.path.lexists(candidate):
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
 
 
-def environment(engine: str) -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """What a number depends on besides the settings."""
     packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors")}
     return {
@@ -134,8 +145,6 @@ def environment(engine: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "engine": engine,
-        "threads": torch.get_num_threads(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -16,8 +16,9 @@ from wima.averaging import Averager, Watch, named
 from wima.checks import check_count, check_rate, is_count
 from wima.data.batches import LocalSGD
 from wima.engine import make_engine
-from wima.engine.base import RoundState, Setup, Weighting, first_state, one_thread
-from wima.errors import UsageError, check
+from wima.engine.base import RoundState, Setup, Weighting, first_state, naming, one_thread
+from wima.engine.guard import untouched
+from wima.errors import RunError, UsageError, check
 from wima.randomness import rng
 from wima.schedules import Constant, Schedule
 from wima.server_opt import SGD, ServerOpt
@@ -71,6 +72,7 @@ class Simulation:
         workers: int | None,
     ) -> None:
         self.setup, self.rounds, self.t = setup, rounds, 0
+        self._clients_per_round, self._closed = clients_per_round, False
         self._lr, self._cohorts, self._evaluate_at = lr, cohorts, evaluate_at
         self.state: RoundState = first_state(setup)
         layout = setup.task.layout
@@ -81,6 +83,11 @@ class Simulation:
     def engine(self) -> str:
         """The engine that plays the rounds."""
         return self._engine.name
+
+    def facts(self) -> dict[str, str | int]:
+        """What a record of the run should say of it besides its settings."""
+        clients = self.setup.task.data.num_clients
+        return {"engine": self.engine, "clients": clients, "parameters": len(self.w)}
 
     @property
     def w(self) -> Vector:
@@ -98,6 +105,8 @@ class Simulation:
         if self.t == self.rounds:
             self.close()
             raise StopIteration
+        if self._closed:
+            raise RunError(f"The simulation was closed after {self.t} of {self.rounds} rounds.")
         try:
             with one_thread():
                 return self._round()
@@ -107,20 +116,35 @@ class Simulation:
 
     def _round(self) -> Record:
         begin, t, lr = time.perf_counter(), self.t, self._lr(self.t)
-        cohort = list(self._cohorts(self.setup.seed, t))
+        cohort = self._cohort(t)
         self.state = self._engine.round(self.state, t, cohort, lr)
         self.watch.update(self._served())
-        self.t = t + 1
         metrics = {}
-        if self._evaluate_at(self.t):
+        if self._evaluate_at(t + 1):
             evaluate = self.setup.task.evaluate
             metrics = {name: evaluate(vector) for name, vector in self.vectors().items()}
+        self.t = t + 1
         return Record(self.t, cohort, lr, metrics, time.perf_counter() - begin)
+
+    def _cohort(self, t: int) -> list[int]:
+        """The clients of round t, checked: they may come from a user's function."""
+        cohort = [int(client) for client in self._cohorts(self.setup.seed, t)]
+        clients, most = self.setup.task.data.num_clients, self._clients_per_round
+        check(
+            0 < len(set(cohort)) == len(cohort) <= most
+            and all(0 <= client < clients for client in cohort),
+            f"The cohort of round {t} must be 1 to {most} different clients in 0 ... "
+            f"{clients - 1}, got {cohort}.",
+        )
+        return cohort
 
     def _served(self) -> Vector:
         """The model that is evaluated and averaged; for most algorithms w itself."""
         w, trained = self.state.w, self.setup.trained
-        served = self.setup.algorithm.served(w[:trained], self.state.server)
+        with naming(self.t, "served"), untouched(w, self.state.server):
+            served = self.setup.algorithm.served(w[:trained], self.state.server)
+            expected = w[:trained].shape
+            check(served.shape == expected, f"expected shape {expected}, got {served.shape}.")
         if served.data_ptr() == w.data_ptr():
             return w
         whole = w.clone()
@@ -129,6 +153,7 @@ class Simulation:
 
     def close(self) -> None:
         """End the engine's workers; what was computed stays readable."""
+        self._closed = True
         self._engine.close()
 
     def __enter__(self) -> Self:

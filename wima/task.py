@@ -9,19 +9,19 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wima.data.batches import Batch
 from wima.data.federated import FederatedData
+from wima.data.transform import Transform
 from wima.errors import UsageError, check
+from wima.objectives import Loss, Metric, accuracy
 from wima.randomness import torch_seed
 from wima.vector import Flat, Layout, Vector
 
 Metrics: TypeAlias = dict[str, float]
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Task(NamedTuple):
@@ -46,8 +46,10 @@ class Workspace:
     Write the model to `w`, call `gradient(batch)`, read `g`: both are overwritten by the next use.
     """
 
-    def __init__(self, factory: Callable[[], nn.Module], loss: Loss) -> None:
-        self._factory, self._loss = factory, loss
+    def __init__(
+        self, factory: Callable[[], nn.Module], loss: Loss, transform: Transform | None = None
+    ) -> None:
+        self._factory, self._loss, self.transform = factory, loss, transform
         self.module = factory()
         self.flat = Flat(self.module)
         self.w, self.g = self.flat.w, self.flat.g
@@ -56,7 +58,7 @@ class Workspace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker builds its own module: only how to make it travels, not the numbers.
-        return Workspace, (self._factory, self._loss)
+        return Workspace, (self._factory, self._loss, self.transform)
 
     def gradient(self, batch: Batch) -> Vector:
         """The gradient of the mean loss at `self.w`, in `self.g`; statistics in `self.w` move."""
@@ -72,7 +74,8 @@ class Workspace:
 
     def _backward(self, batch: Batch) -> None:
         counters = [c.clone() for c in self._counters]  # counters must not carry over to others
-        loss = self._loss(self.module(batch.x), batch.y)
+        x = self.transform.train(batch.x, batch.address) if self.transform else batch.x
+        loss = self._loss(self.module(x), batch.y)
         loss.backward()  # type: ignore[no-untyped-call]
         for counter, before in zip(self._counters, counters, strict=True):
             counter.copy_(before)
@@ -105,30 +108,28 @@ class Evaluation:
         x: Tensor,
         y: Tensor,
         loss: Loss,
-        metrics: Mapping[str, Loss],
+        metrics: Mapping[str, Metric],
         batch_size: int,
     ) -> None:
         self._workspace, self._x, self._y = workspace, x, y
-        self._measures = {**metrics, "loss": loss}
+        self._measures: dict[str, Metric] = {**metrics, "loss": loss}
         self._batch_size = batch_size
 
     @torch.inference_mode()
     def __call__(self, w: Vector) -> Metrics:
-        module = self._workspace.module
+        module, transform = self._workspace.module, self._workspace.transform
         self._workspace.w.copy_(w)
         module.eval()
-        totals = dict.fromkeys(self._measures, 0.0)
+        totals, counts = dict.fromkeys(self._measures, 0.0), dict.fromkeys(self._measures, 0)
         size = self._batch_size
         for x, y in zip(torch.split(self._x, size), torch.split(self._y, size), strict=True):
-            output = module(x)
+            output = module(transform.evaluate(x) if transform else x)
             for name, measure in self._measures.items():
-                totals[name] += float(measure(output, y)) * len(x)
-        return {name: total / len(self._x) for name, total in totals.items()}
-
-
-def accuracy(output: Tensor, y: Tensor) -> Tensor:
-    """The share of examples whose largest output is their label's."""
-    return (output.argmax(dim=1) == y).double().mean()
+                value = measure(output, y)
+                total, count = value if isinstance(value, tuple) else (value * len(x), len(x))
+                totals[name] += float(total)
+                counts[name] += int(count)
+        return {name: totals[name] / max(1, counts[name]) for name in totals}
 
 
 class _Copies:
@@ -147,7 +148,8 @@ def make_task(
     test: tuple[Any, Any],
     *,
     loss: Loss = F.cross_entropy,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    transform: Transform | None = None,
     eval_batch_size: int = 1024,
 ) -> Task:
     """A task from a torch module, federated training data and test examples (x, y).
@@ -155,10 +157,11 @@ def make_task(
     A function that makes the model (`lambda: MLP(64)`, or its class) gives new initial weights for
     each seed; a module itself starts every run from its own weights.  `loss` and `metrics` take
     (output, y) and return the mean over the batch; the only metric by default is `accuracy`.
+    `transform` turns stored examples into what the model takes.
     """
     factory = _Copies(model) if isinstance(model, nn.Module) else model
-    workspace = Workspace(factory, loss)
-    x, y = (torch.as_tensor(np.asarray(part)) for part in test)
+    workspace = Workspace(factory, loss, transform)
+    x, y = (part if isinstance(part, Tensor) else torch.from_numpy(part) for part in test)
     check(len(x) == len(y), f"Test x and y must have one length, got {len(x)} and {len(y)}.")
     check(len(x) > 0, "There are no test examples.")
     measures = {"accuracy": accuracy} if metrics is None else metrics
@@ -180,7 +183,7 @@ def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) 
     workspace.module.eval()
     with torch.no_grad():
         try:
-            output = workspace.module(x)
+            output = workspace.module(workspace.transform.evaluate(x) if workspace.transform else x)
         except (RuntimeError, ValueError, TypeError) as error:
             shape = tuple(x.shape[1:])
             raise UsageError(

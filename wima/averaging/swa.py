@@ -67,4 +67,4 @@ class SWA(Averager):
         return (t + 1 - self.start) % self.cycle == 0
 
     def value(self, state: SWAState) -> Vector:
-        return state.mean.to(state.dtype)
+        return state.mean.to(state.dtype, copy=True)

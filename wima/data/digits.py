@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from wima.data.assignment import read_assignment
 from wima.data.federated import Array, Bundle, FederatedData
 from wima.data.split import split
 
@@ -25,9 +26,11 @@ def load_digits_split() -> tuple[Array, Array, Array, Array]:
     return x_train, y_train, x_test, y_test
 
 
-def digits(num_clients: int = 100, alpha: float | None = 0.0, seed: int = 0) -> Bundle:
+def digits(
+    num_clients: int = 100, alpha: float | None = 0.0, seed: int = 0, file: str | None = None
+) -> Bundle:
     """scikit-learn's 1,797 digits of 8x8 pixels, 20 % held out, split among clients by alpha."""
     x, y, x_test, y_test = load_digits_split()
-    clients = split(y, num_clients, alpha, seed)
-    train = FederatedData.from_arrays(x, y, clients, classes=CLASSES, num_clients=num_clients)
+    clients = read_assignment(file, y) if file else split(y, num_clients, alpha, seed)
+    train = FederatedData.from_arrays(x, y, clients, classes=CLASSES)
     return Bundle(train, x_test, y_test, CLASSES)

@@ -9,13 +9,16 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from wima.data.split import Ids, as_names, is_whole
 from wima.errors import UsageError, check
+
+if TYPE_CHECKING:
+    from wima.data.transform import Transform
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -159,6 +162,8 @@ class Bundle(NamedTuple):
     x_test: Array
     y_test: Array
     classes: int
+    transform: Transform | None = None  # from stored examples to what the model takes
+    kind: str = "classes"  # "characters": rows of character ids, targets one ahead
 
 
 def as_array(values: Any, field: str) -> Array:

@@ -10,6 +10,7 @@ import torch
 
 from wima.algorithms.base import Algorithm, State
 from wima.data.batches import LocalSGD
+from wima.engine.guard import untouched
 from wima.engine.memory import ClientMemory
 from wima.errors import RunError
 from wima.server_opt import OptState, ServerOpt
@@ -63,7 +64,7 @@ def first_state(setup: Setup) -> RoundState:
     w = setup.task.init(setup.seed)
     trained = w[: setup.trained]
     memory = ClientMemory(setup.algorithm.client_init)
-    with naming(0, "init"):
+    with naming(0, "init"), untouched(w):
         server = setup.algorithm.init(trained)
     return RoundState(w, server, setup.server_opt.init(trained), memory)
 

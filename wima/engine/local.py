@@ -80,8 +80,7 @@ class Solver:
         """The mini-batch gradient; anchored: less the one at `start` on the same batch."""
         trained, decay = len(local.start), self.sgd.weight_decay
         g = self.task.gradient(whole, batch)
-        if decay:
-            g = torch.add(g, whole[:trained], alpha=decay)
+        g = torch.add(g, whole[:trained], alpha=decay) if decay else g.clone()
         if local.anchored:
             anchor = torch.cat([local.start, whole[trained:]])
             at_start = self.task.gradient(anchor, batch)

@@ -90,14 +90,23 @@ class Processes:
     def __init__(self, setup: Setup, w: Vector, workers: int, slots: int) -> None:
         check(os.name == "posix", "engine 'processes' needs Linux or macOS; use engine 'serial'.")
         shared = Shared()
+        self._workers: list[Worker] = []
+        self._close = weakref.finalize(self, _end, self._workers, shared)
+        try:
+            self._start(setup, w, workers, slots, shared)
+        except BaseException:
+            self._close()
+            raise
+
+    def _start(self, setup: Setup, w: Vector, workers: int, slots: int, shared: Shared) -> None:
         handles = allocate(shared, slots, w, len(w[: setup.trained]))
         data = setup.task.data
         x, y, offsets = (shared.share(array) for array in (data.x, data.y, data.offsets))
         task = setup.task._replace(data=None, evaluate=None, init=None)  # type: ignore[arg-type]
         briefing = _dumps(Briefing(task, setup.sgd, setup.seed, x, y, offsets, handles))
         self._slots, self._sizes = Slots(handles), data.sizes
-        self._workers = [Worker(briefing, shared.descriptors) for _ in range(workers)]
-        self._close = weakref.finalize(self, _end, self._workers, shared)
+        for _ in range(workers):
+            self._workers.append(Worker(briefing, shared.descriptors))
         for worker in self._workers:
             worker.receive()  # ready
 

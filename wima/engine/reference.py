@@ -33,10 +33,13 @@ class Reference:
         server = self._observe(state, t, cohort, lr)
         deltas, extras, rests = RunningMean(), RunningMean(), RunningMean()
         for i in cohort:
-            client, weight = state.memory.read(i, w), self.setup.weight(i)
+            weight = self.setup.weight(i)
+            with naming(t, "client_init", i), untouched(w):
+                client = state.memory.read(i, w)
             with naming(t, "local", i), untouched(w, server, client):
                 local = algorithm.local(w, server, client)
-            visit, end_rest = self._visit(state.w, local, t, i, lr)
+            with naming(t, "local training", i):
+                visit, end_rest = self._visit(state.w, local, t, i, lr)
             with naming(t, "client_finish", i), untouched(w, server, client, visit):
                 extra, client = algorithm.client_finish(visit, server, client)
             state.memory.write(i, client)
@@ -57,9 +60,12 @@ class Reference:
             return state.server
         gradients = RunningMean()
         for i in cohort:
-            gradients.add(self._full_gradient(state.w, t, i, lr), self.setup.weight(i))
-        with naming(t, "observe"), untouched(gradients.vector, state.server):
-            return algorithm.observe(gradients.vector, state.server)
+            with naming(t, "full gradient", i):
+                gradient = self._full_gradient(state.w, t, i, lr)
+            gradients.add(gradient, self.setup.weight(i))
+        gradient = gradients.vector
+        with naming(t, "observe"), untouched(gradient, state.server):
+            return algorithm.observe(gradient, state.server)
 
     def _full_gradient(self, w: Vector, t: int, i: int, lr: float) -> Vector:
         problem = Problem(t, i, lr, w, None, full_gradient=True)

@@ -21,9 +21,13 @@ class Handle(NamedTuple):
     fd: int
     dtype: str
     shape: tuple[int, ...]
+    file: str | None = None  # an array that is mapped from a file is mapped again, not copied
+    offset: int = 0
 
     def open(self) -> npt.NDArray[Any]:
         """Map the array into this process."""
+        if self.file is not None:
+            return np.memmap(self.file, np.dtype(self.dtype), "c", self.offset, self.shape)
         count = prod(self.shape)
         if count == 0:
             return np.empty(self.shape, np.dtype(self.dtype))
@@ -51,7 +55,11 @@ class Shared:
         return Handle(file.fileno(), np.dtype(dtype).str, tuple(shape))
 
     def share(self, array: npt.NDArray[Any]) -> Handle:
-        """A copy of an array that children can map."""
+        """An array that children can map: a copy, or the file that it is mapped from itself."""
+        whole = getattr(array, "base", None)
+        if isinstance(array, np.memmap) and isinstance(whole, mmap.mmap) and array.filename:
+            shape, file = tuple(array.shape), str(array.filename)
+            return Handle(-1, array.dtype.str, shape, file, array.offset)
         handle = self.allocate(array.shape, array.dtype)
         if array.size:
             handle.open()[...] = array

@@ -10,6 +10,7 @@ from torch import Tensor
 from wima.algorithms.base import Local
 from wima.engine.local import Problem, Solution
 from wima.engine.shared import Handle, Shared
+from wima.errors import check
 from wima.vector import Vector
 
 _NUMPY = {torch.float32: "float32", torch.float64: "float64"}
@@ -92,6 +93,10 @@ class Slots:
 
 def allocate(shared: Shared, slots: int, w: Vector, trained: int) -> SlotHandles:
     """Memory for that many slots; pages are taken when they are first written."""
+    check(
+        w.dtype in _NUMPY,
+        f"engine 'processes' takes models in float32 or float64, got {w.dtype}; use 'serial'.",
+    )
     dtype, d = _NUMPY[w.dtype], len(w)
     row = (slots, trained)
     shapes = [(d,), row, row, (slots, d), row, row]

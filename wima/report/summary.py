@@ -47,10 +47,12 @@ def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
     if metric == "accuracy" and values:
         axes.set_ylim(max(0.0, float(np.nanpercentile(values, 10)) - 0.05), 1.0)
     settings = run.settings
-    cohort = f"{settings.clients_per_round} of {settings.clients} clients per round"
-    axes.set_title(f"{settings.algorithm.name} on {Path(settings.data).stem}, {cohort}")
+    title = f"{settings.algorithm.name} on {Path(settings.data.name).stem}"
+    clients = run.environment.get("clients", "all")
+    axes.set_title(f"{title}, {settings.clients_per_round} of {clients} clients per round")
     axes.set_xlabel("round")
     axes.set_ylabel(f"test {metric}")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    if run.models:
+        axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)

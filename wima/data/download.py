@@ -1,0 +1,86 @@
+"""Fetching publishers' files: checked, atomic, with a progress bar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pooch  # type: ignore[import-untyped]
+import requests
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from wima.data.store import Remote, file_digest, raw
+from wima.errors import UsageError
+
+
+class _Bar:
+    """A rich progress bar with the four methods that pooch calls."""
+
+    def __init__(self, name: str) -> None:
+        columns = (TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, transient=True)
+        self._task = self._progress.add_task(name, total=None)
+        self._progress.start()
+
+    @property
+    def total(self) -> float | None:
+        return self._progress.tasks[0].total
+
+    @total.setter
+    def total(self, value: float) -> None:
+        self._progress.update(self._task, total=value)
+
+    def update(self, amount: int) -> None:
+        self._progress.update(self._task, advance=amount)
+
+    def reset(self) -> None:
+        self._progress.reset(self._task)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def fetch(name: str, files: tuple[Remote, ...], expects: str) -> Path:
+    """Download the files of a data set that are not there yet; the folder that holds them.
+
+    pooch writes to a temporary name, compares the checksum and renames: what has its name is whole.
+    """
+    folder = raw(name)
+    missing = [remote for remote in files if not is_whole_file(folder / remote.name, remote)]
+    advice = (
+        f"Without a network: get {expects} elsewhere, then put it into {folder}, "
+        f"or run `wima data import {name} PATH`."
+    )
+    for remote in missing:
+        _download(remote, folder, advice)
+    return folder
+
+
+def _download(remote: Remote, folder: Path, advice: str) -> None:
+    bar: Any = _Bar(remote.name)
+    try:
+        pooch.retrieve(
+            remote.url,
+            known_hash=remote.digest,
+            fname=remote.name,
+            path=folder,
+            downloader=pooch.HTTPDownloader(progressbar=bar, timeout=30),
+        )
+    except (requests.RequestException, OSError) as error:
+        raise UsageError(f"{remote.url} cannot be downloaded: {error}\n{advice}") from None
+    except ValueError as error:  # pooch's word for a wrong checksum
+        raise UsageError(f"{remote.url} is not what was published: {error}\n{advice}") from None
+    finally:
+        bar.close()
+
+
+def is_whole_file(path: Path, remote: Remote) -> bool:
+    """Whether a file is there as published."""
+    if not path.is_file():
+        return False
+    if remote.size is not None and path.stat().st_size != remote.size:
+        return False
+    if remote.digest is None:
+        return True
+    algorithm, _, digest = remote.digest.rpartition(":")
+    return file_digest(path, algorithm or "sha256") == digest

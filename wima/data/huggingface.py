@@ -1,0 +1,39 @@
+"""Data sets of the Hugging Face library, with a column that says which client an example is of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wima.data.federated import Array, FederatedData
+from wima.errors import UsageError, check
+
+
+def from_hugging_face(
+    dataset: Any, *, client: str, x: str, y: str, classes: int | None = None
+) -> FederatedData:
+    """A `datasets.Dataset` as federated data: the names of its columns for client, x and y.
+
+    Images come out as bytes with the channels first, numbers as they are.
+    """
+    names = list(getattr(dataset, "column_names", []))
+    for column in (client, x, y):
+        check(column in names, f"The data set has no column {column!r}; it has {', '.join(names)}.")
+    formatted = dataset.with_format("numpy")
+    examples = np.asarray(_column(formatted, x))
+    if examples.dtype == np.uint8 and examples.ndim >= 3:
+        examples = examples[:, None] if examples.ndim == 3 else examples.transpose(0, 3, 1, 2)
+    clients = np.asarray(_column(formatted, client))
+    labels = np.asarray(_column(formatted, y))
+    return FederatedData.from_arrays(examples, labels, clients, classes=classes)
+
+
+def _column(dataset: Any, name: str) -> Array:
+    values = dataset[:][name]
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values
+    try:
+        return np.stack([np.asarray(value) for value in values])
+    except ValueError:
+        raise UsageError(f"The examples in column {name!r} must all have one shape.") from None

@@ -1,0 +1,153 @@
+"""A data set by name, on clients, ready to train on."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wima.data.assignment import read_assignment
+from wima.data.cifar import CIFAR10, CIFAR100
+from wima.data.digits import digits
+from wima.data.download import fetch
+from wima.data.federated import Array, Bundle, FederatedData
+from wima.data.femnist import FEMNIST
+from wima.data.files import load_folder, load_npz
+from wima.data.landmarks import fetch_split, load_landmarks
+from wima.data.pachinko import pachinko
+from wima.data.shakespeare import SHAKESPEARE
+from wima.data.split import split as split_labels
+from wima.data.store import DataSet, Ready, open_ready, prepare, raw, ready
+from wima.data.tff import PAM
+from wima.errors import check, unknown
+
+PUBLIC = {d.name: d for d in (CIFAR10, CIFAR100, PAM, FEMNIST, SHAKESPEARE)}
+SUMMARIES = {
+    "digits": "1,797 digits of 8x8 pixels that come with scikit-learn, 20 % held out",
+    **{name: dataset.summary for name, dataset in PUBLIC.items()},
+    "landmarks": "GLDv2's Landmarks-User-160k: photographs by 1,262 photographers, 2,028 classes",
+}
+OWN_CLIENTS = ("femnist", "shakespeare", "landmarks", "cifar100-pam")
+CLIENTS, PAM_CLIENTS = 100, 500
+
+
+def load(
+    name: str,
+    *,
+    clients: int | None = None,
+    alpha: float | str | None = None,
+    seed: int = 0,
+    split: str | None = None,
+    **options: Any,
+) -> Bundle:
+    """The data set of that name, or of an .npz file or folder of .npy files, on clients.
+
+    alpha: Dirichlet concentration; 0 one class per client; "iid"; None as the data set has it: its
+    own clients, or one class per client.  split: a file that says which client holds what.
+    options: of the data set, for example augment="batch" for CIFAR.
+    """
+    folder = name not in SUMMARIES and Path(name).expanduser().is_dir()
+    own = folder or name.endswith(".npz") or name in OWN_CLIENTS
+    check(
+        not own or (alpha is None and split is None),
+        f"{name} has clients of its own; alpha and split cannot be set.",
+    )
+    check(
+        not own or clients is None or name == "cifar100-pam",
+        f"{name} has clients of its own; their number cannot be set.",
+    )
+    if folder or name.endswith(".npz"):
+        return load_folder(name) if folder else load_npz(name)
+    if name == "landmarks":
+        return load_landmarks(*_landmark_folders(options), **_known(load_landmarks, name, options))
+    if name == "digits":
+        _known(digits, name, options)
+        return digits(CLIENTS if clients is None else clients, _alpha(alpha), seed, split)
+    if name not in PUBLIC:
+        raise unknown("data set", name, SUMMARIES)
+    return _public(PUBLIC[name], clients, alpha, seed, split, options)
+
+
+def _public(
+    dataset: DataSet,
+    clients: int | None,
+    alpha: float | str | None,
+    seed: int,
+    split: str | None,
+    options: dict[str, Any],
+) -> Bundle:
+    transform = dataset.transform(**_known(dataset.transform, dataset.name, options))
+    pachinko_split = dataset is PAM and not _there(PAM)
+    arrays, meta = opened(CIFAR100 if pachinko_split else dataset)
+    x, y, classes = arrays["x"], arrays["y"], int(meta["classes"])
+    if "offsets" in arrays:
+        train = FederatedData(x, y, arrays["offsets"], meta["names"], classes)
+    else:
+        usual = PAM_CLIENTS if pachinko_split else CLIENTS
+        count = usual if clients is None else clients
+        if pachinko_split:
+            owner = pachinko(y, arrays["groups"], count, seed)
+        else:
+            owner = assign(y, count, alpha, seed, split)
+        train = FederatedData.from_arrays(x, y, owner, classes=classes)
+    return Bundle(train, arrays["x_test"], arrays["y_test"], classes, transform, dataset.kind)
+
+
+def assign(
+    y: Array, clients: int, alpha: float | str | None, seed: int, split: str | None
+) -> Array:
+    """The client of each example, by a rule or from a file."""
+    if split is not None:
+        check(alpha is None, "Give alpha or split, not both.")
+        return read_assignment(split, y)
+    return split_labels(y, clients, _alpha(alpha), seed)
+
+
+def _alpha(alpha: float | str | None) -> float | None:
+    """As `split` takes it: None is iid."""
+    if isinstance(alpha, str):
+        check(alpha == "iid", f"alpha must be a number or 'iid', got {alpha!r}.")
+        return None
+    return 0.0 if alpha is None else alpha
+
+
+def opened(dataset: DataSet) -> Ready:
+    """A data set's arrays: from the cache, else from downloaded files, else from the network."""
+    if not ready(dataset.name).is_dir():
+        prepare(dataset, fetch(dataset.name, dataset.files, dataset.expects))
+    return open_ready(dataset.name)
+
+
+def _there(dataset: DataSet) -> bool:
+    """Whether a data set can be opened without a network."""
+    folder = raw(dataset.name)
+    return ready(dataset.name).is_dir() or all((folder / f.name).exists() for f in dataset.files)
+
+
+def _landmark_folders(options: dict[str, Any]) -> tuple[Path, Path]:
+    """The split and the images: given as options, or where the cache keeps them."""
+    split, images = options.pop("split_file", None), options.pop("images", None)
+    images = Path(images) if images else raw("landmarks") / "train"
+    return Path(split) if split else fetch_split(), images
+
+
+def _known(maker: Any, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options, if the data set has them."""
+    parameters = list(inspect.signature(maker).parameters.values())
+    known = [p.name for p in parameters if p.default is not inspect.Parameter.empty]
+    known = [] if name == "digits" else known
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of data set {name}", option, known or ["(it has none)"])
+    return options
+
+
+def label_counts(data: FederatedData, classes: int) -> Array:
+    """How many examples of each class (or characters of each kind) each client has."""
+    per_row = data.y.size // len(data.y)
+    client = np.repeat(np.arange(data.num_clients), data.sizes * per_row)
+    flat = client * classes + np.asarray(data.y).reshape(-1)
+    counts = np.bincount(flat, minlength=data.num_clients * classes)
+    return counts.reshape(data.num_clients, classes)

@@ -1,0 +1,74 @@
+"""Pachinko allocation: clients with a few related classes each, as in TFF's federated CIFAR-100."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from wima.data.split import Ids
+from wima.errors import check
+from wima.randomness import rng
+
+
+def pachinko(
+    labels: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    num_clients: int = 500,
+    seed: int = 0,
+    *,
+    coarse: float = 0.1,
+    fine: float = 10.0,
+) -> Ids:
+    """The client of each example: a two-level Dirichlet process over groups of classes.
+
+    Each client draws a distribution over groups, Dir(coarse, ..., coarse), and over the classes of
+    each group, Dir(fine, ..., fine); then, for each of its examples, a group, a class of the group,
+    and an unused example of the class.  A class that has run out is struck from all distributions,
+    and so is a group whose classes all have.  All clients have n // num_clients examples; -1 marks
+    examples that remain.  (Li and McCallum 2006; Reddi et al. 2021, appendix.)
+    """
+    y, group_of_example = np.asarray(labels), np.asarray(groups)
+    check(len(y) == len(group_of_example), f"{len(y)} labels but {len(group_of_example)} groups.")
+    check(1 <= num_clients <= len(y), f"clients must be in 1 ... {len(y)}, got {num_clients}.")
+    random = rng("split", seed)
+    classes = int(y.max()) + 1
+    group_of = np.zeros(classes, np.int64)
+    group_of[y] = group_of_example
+    stock = [list(random.permutation(np.flatnonzero(y == c))) for c in range(classes)]
+    clients = np.full(len(y), -1, np.int64)
+    for client in range(num_clients):
+        for example in _client(random, group_of, stock, len(y) // num_clients, coarse, fine):
+            clients[example] = client
+    return clients
+
+
+def _client(
+    random: np.random.Generator,
+    group_of: Ids,
+    stock: list[list[int]],
+    size: int,
+    coarse: float,
+    fine: float,
+) -> list[int]:
+    """The examples that one client takes out of the stock."""
+    groups = int(group_of.max()) + 1
+    members = [np.flatnonzero(group_of == g) for g in range(groups)]
+    p_group = random.dirichlet(np.full(groups, coarse))
+    p_class = [random.dirichlet(np.full(len(m), fine)) for m in members]
+    taken = []
+    for _ in range(size):
+        left = [np.array([bool(stock[c]) for c in m]) for m in members]
+        g = _pick(random, p_group, np.array([mask.any() for mask in left]))
+        c = members[g][_pick(random, p_class[g], left[g])]
+        taken.append(stock[c].pop())
+    return taken
+
+
+def _pick(
+    random: np.random.Generator, p: npt.NDArray[np.float64], left: npt.NDArray[np.bool_]
+) -> int:
+    """Draw among what is left; if all its probability vanished, evenly."""
+    weights = np.where(left, p, 0.0)
+    total = weights.sum()
+    weights = weights / total if total > 0 else left / left.sum()
+    return int(random.choice(len(p), p=weights))

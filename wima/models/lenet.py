@@ -1,0 +1,36 @@
+"""A LeNet-like network for CIFAR: the cheaper stand-in for ResNet20."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from wima.errors import check
+
+
+class LeNet(nn.Module):
+    """Two 5x5 convolutions of 64 channels, each with 2x2 pooling; 384 and 192 hidden units.
+
+    The network of Hsu et al. 2019 and of FedSAM (Caldarola et al. 2022); torch's initialisation.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 3, side: int = 32) -> None:
+        super().__init__()
+        check(side >= 16, f"LeNet needs images of at least 16x16 pixels, got {side}x{side}.")
+        pooled = ((side - 4) // 2 - 4) // 2  # a 5x5 convolution without padding takes 4
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * pooled**2, 384),
+            nn.ReLU(),
+            nn.Linear(384, 192),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(192, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x))  # type: ignore[no-any-return]

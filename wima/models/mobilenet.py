@@ -1,0 +1,187 @@
+"""MobileNetV2 with GroupNorm, for landmarks; and its weights from ImageNet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from wima.errors import UsageError, check
+
+Norm: TypeAlias = Callable[[int], nn.Module]  # channels -> layer
+
+# Table 2 of Sandler et al. 2018: expansion t, channels c, blocks n, stride s of the first block.
+STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+FIRST, LAST = 32, 1280  # channels before and after them
+
+
+class MobileNetV2(nn.Module):
+    """Sandler et al. 2018 at width 1, for images of three channels.
+
+    norm="group" replaces every BatchNorm by a GroupNorm; 8 groups are those of Google's federated
+    GLDv2 trainer.  norm="batch" is the original.  Tensors have torchvision's names.
+    Initialisation as in torchvision: He et al. 2015 by fan_out; classifier N(0, 0.01^2), bias 0.
+    """
+
+    def __init__(
+        self,
+        classes: int = 2028,
+        groups: int = 8,
+        norm: Literal["group", "batch"] = "group",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check(
+            norm in ("group", "batch"),
+            f"MobileNetV2.norm must be 'group' or 'batch', got {norm!r}.",
+        )
+        check(groups in (1, 2, 4, 8), f"MobileNetV2.groups must be 1, 2, 4 or 8, got {groups}.")
+        make_norm: Norm = partial(nn.GroupNorm, groups) if norm == "group" else nn.BatchNorm2d
+        layers: list[nn.Module] = [conv_norm_relu(3, FIRST, make_norm, kernel=3, stride=2)]
+        inputs = FIRST
+        for expansion, outputs, blocks, stride in STAGES:
+            for block in range(blocks):
+                step = stride if block == 0 else 1
+                layers.append(InvertedResidual(inputs, outputs, step, expansion, make_norm))
+                inputs = outputs
+        layers.append(conv_norm_relu(inputs, LAST, make_norm))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(LAST, classes))
+        self._initialise()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+    def _initialise(self) -> None:
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.01)
+                nn.init.zeros_(layer.bias)
+
+
+class InvertedResidual(nn.Module):
+    """1x1 to more channels, 3x3 on each channel alone, 1x1 back without ReLU; plus x if it fits."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: Norm) -> None:
+        super().__init__()
+        wide = inputs * expansion
+        self.residual = stride == 1 and inputs == outputs
+        self.conv = nn.Sequential(
+            *([] if expansion == 1 else [conv_norm_relu(inputs, wide, norm)]),
+            conv_norm_relu(wide, wide, norm, kernel=3, stride=stride, groups=wide),
+            nn.Conv2d(wide, outputs, 1, bias=False),
+            norm(outputs),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return x + y if self.residual else y
+
+
+def conv_norm_relu(
+    inputs: int, outputs: int, norm: Norm, kernel: int = 1, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
+    """A convolution that keeps the size (stride 1), its norm, ReLU6."""
+    conv = nn.Conv2d(
+        inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False
+    )
+    return nn.Sequential(conv, norm(outputs), nn.ReLU6(inplace=True))
+
+
+def load_imagenet(
+    model: MobileNetV2, path: str | os.PathLike[str], *, classifier: bool | None = None
+) -> tuple[str, ...]:
+    """Copy torchvision's tensors from an .npz, .safetensors or .pth file; the names of the copied.
+
+    A model with BatchNorm takes all of them.  One with GroupNorm takes the convolutions: its norms
+    stay fresh, because statistics over a batch say nothing about groups within an image.
+    classifier: whether to take that as well; by default only with BatchNorm.
+    """
+    wanted = _wanted(model, classifier)
+    source = _read(Path(path))
+    _compare(wanted, source, Path(path))
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(source[name])
+    return tuple(wanted)
+
+
+def _wanted(model: MobileNetV2, classifier: bool | None) -> dict[str, Tensor]:
+    """The model's own tensors that are to be overwritten."""
+    layers = dict(model.named_modules())
+    batch = any(isinstance(layer, nn.BatchNorm2d) for layer in layers.values())
+    take_classifier = batch if classifier is None else classifier
+
+    def take(name: str) -> bool:
+        if name.startswith("classifier."):
+            return take_classifier
+        return batch or isinstance(layers[name.rpartition(".")[0]], nn.Conv2d)
+
+    return {name: tensor for name, tensor in model.state_dict().items() if take(name)}
+
+
+def _compare(wanted: Mapping[str, Tensor], source: Mapping[str, Tensor], path: Path) -> None:
+    """Raise for tensors that are missing or have another shape, naming them."""
+    missing = [name for name in wanted if name not in source]
+    check(not missing, f"{path} has no tensor {_some(missing)}: is it torchvision's MobileNetV2?")
+    misshapen = [
+        f"{name} {tuple(source[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if source[name].shape != tensor.shape
+    ]
+    hint = (
+        " Give classifier=False to keep the model's own." if "classifier" in str(misshapen) else ""
+    )
+    check(not misshapen, f"{path} has {_some(misshapen)}.{hint}")
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    """Name -> tensor, whatever the format; nothing in the file is executed."""
+    if path.suffix not in READERS:
+        known = ", ".join(READERS)
+        raise UsageError(f"Weights must be in a file that ends in {known}, got {path}.")
+    check(path.is_file(), f"There is no file of weights {path}.")
+    try:
+        content = READERS[path.suffix](path)
+    except Exception as error:  # what a reader raises depends on where the file is broken
+        raise UsageError(f"Cannot read weights from {path}: {error}") from error
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{path} must hold a state dict, got {type(content).__name__}.")
+    return content
+
+
+def _read_npz(path: Path) -> Mapping[str, Tensor]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: torch.from_numpy(file[name]) for name in file.files}
+
+
+_read_torch = partial(torch.load, map_location="cpu", weights_only=True)
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".npz": _read_npz,
+    ".safetensors": safetensors.torch.load_file,
+    ".pth": _read_torch,
+    ".pt": _read_torch,
+}
