@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from math import isfinite
+import sys
 from typing import Any
 
 from wima.errors import check
 
 
 def is_number(value: Any) -> bool:
-    """A finite int or float."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    """An int or float that a float can hold, and not NaN or infinity."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def is_count(value: Any, least: int = 1) -> bool:
@@ -55,3 +56,8 @@ def check_range(
 def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Raise `UsageError` unless the value is one of the allowed texts."""
     check(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}.")
+
+
+def check_switch(name: str, value: Any) -> None:
+    """Raise `UsageError` unless the value is True or False; "False" would be true."""
+    check(isinstance(value, bool), f"{name} must be true or false, got {value!r}.")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from wima.checks import check_range, check_rate
+from wima.checks import check_range, check_rate, check_switch
 from wima.errors import UsageError
 from wima.vector import Vector
 
@@ -43,6 +43,7 @@ class SGD:
     def __post_init__(self) -> None:
         check_rate(f"{type(self).__name__}.lr", self.lr)
         check_range(f"{type(self).__name__}.momentum", self.momentum, least=0, below=1)
+        check_switch(f"{type(self).__name__}.nesterov", self.nesterov)
         if self.nesterov and self.momentum == 0:
             raise UsageError("SGD.nesterov needs a momentum in (0, 1), got momentum 0.")
 
@@ -88,6 +89,7 @@ class _Adaptive:
         check_range(f"{kind}.beta2", self.beta2, least=0, below=1)
         check_range(f"{kind}.tau", self.tau, above=0)
         check_range(f"{kind}.v0", self.v0, least=0)
+        check_switch(f"{kind}.bias_correction", self.bias_correction)
 
     def init(self, w: Vector) -> Moments:
         return Moments(torch.zeros_like(w), torch.full_like(w, self.v0), 0)
@@ -137,6 +139,7 @@ class Adagrad:
         check_rate("Adagrad.lr", self.lr)
         check_range("Adagrad.tau", self.tau, above=0)
         check_range("Adagrad.v0", self.v0, least=0)
+        check_switch("Adagrad.tau_inside", self.tau_inside)
 
     def init(self, w: Vector) -> OptState:
         return (torch.full_like(w, self.v0),)

@@ -21,7 +21,7 @@ from wima.engine.guard import untouched
 from wima.errors import RunError, UsageError, check
 from wima.randomness import rng
 from wima.schedules import Constant, Schedule
-from wima.server_opt import SGD, ServerOpt
+from wima.server_opt import SGD, Momentum, ServerOpt
 from wima.task import Metrics, Task
 from wima.vector import Vector
 
@@ -243,7 +243,7 @@ def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) 
     """FedDyn, AdaBest and FedACG step by themselves: another optimizer on top is a mistake."""
     name = type(algorithm).__name__
     check(
-        stack or not algorithm.own_server_rule or server_opt == SGD(),
+        stack or not algorithm.own_server_rule or server_opt in (SGD(), Momentum(momentum=0)),
         f"{name} has a server rule of its own, so server must be SGD with lr 1 and no momentum, "
         f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient all the same.",
     )

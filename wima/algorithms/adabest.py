@@ -4,7 +4,7 @@ from typing import NamedTuple
 import torch
 
 from wima.algorithms.base import Algorithm, Extra, Local, Visit
-from wima.checks import check_range
+from wima.checks import check_range, check_switch
 from wima.vector import Vector
 
 
@@ -36,6 +36,7 @@ class AdaBest(Algorithm):
     def __post_init__(self) -> None:
         check_range("AdaBest.mu", self.mu, least=0)
         check_range("AdaBest.beta", self.beta, least=0, below=1)
+        check_switch("AdaBest.serve_mean", self.serve_mean)
 
     def init(self, w: Vector) -> Mean:
         return Mean(w)
@@ -53,8 +54,7 @@ class AdaBest(Algorithm):
     def server_update(
         self, w: Vector, delta: Vector, extra: Extra, server: Mean, fraction: float
     ) -> tuple[Vector, Mean]:
-        mean = w - delta
-        return delta + self.beta * (server.mean - mean), Mean(mean)
+        return delta + self.beta * (server.mean - (w - delta)), Mean(w - delta)
 
     def served(self, w: Vector, server: Mean) -> Vector:
         return server.mean if self.serve_mean else w

@@ -4,7 +4,7 @@ from typing import NamedTuple
 import torch
 
 from wima.algorithms.base import Algorithm, Extra, Local, Visit
-from wima.checks import check_range
+from wima.checks import check_range, check_switch
 from wima.vector import Vector
 
 
@@ -36,6 +36,7 @@ class FedDyn(Algorithm):
 
     def __post_init__(self) -> None:
         check_range("FedDyn.alpha", self.alpha, above=0)
+        check_switch("FedDyn.serve_mean", self.serve_mean)
 
     def init(self, w: Vector) -> Dyn:
         return Dyn(h=torch.zeros_like(w), mean=w)

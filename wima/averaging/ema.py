@@ -36,7 +36,7 @@ class EMA(Averager):
         super().__post_init__()
 
     def _label(self) -> str:
-        return f"ema{self.decay}"
+        return f"ema{self.decay}" + ("" if self.begin == EMA.begin else f"-{self.begin}")
 
     def init(self, w: Vector) -> EMAState:
         return EMAState(w.to(torch.float64, copy=True), 0, w.dtype)

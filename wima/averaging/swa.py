@@ -45,6 +45,11 @@ class SWA(Averager):
         check_one_of("SWA.phase", self.phase, ("fedsam", "izmailov"))
         super().__post_init__()
 
+    def _label(self) -> str:
+        start = "" if self.start == SWA.start else f"-s{self.start:g}"
+        cycle = "" if self.cycle == SWA.cycle else f"-c{self.cycle}"
+        return f"swa{start}{cycle}" + ("" if self.phase == SWA.phase else f"-{self.phase}")
+
     def for_run(self, rounds: int) -> Self:
         return replace(self, start=start_round("SWA.start", self.start, rounds))
 
@@ -56,8 +61,10 @@ class SWA(Averager):
         if t < self.start:
             state.mean.copy_(w)
         elif self._collects(t):
-            # n = 0: the copy that stood in for the first model goes.
-            state.mean.add_((w - state.mean) / (n + 1))
+            if n == 0:  # the copy that stood in for the first model goes
+                state.mean.copy_(w)
+            else:
+                state.mean.add_((w - state.mean) / (n + 1))
             n += 1
         return state._replace(collected=n, t=t + 1)
 
