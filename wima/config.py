@@ -138,7 +138,8 @@ def load_settings(source: str, overrides: list[str]) -> Settings:
     for asked, instead in (("window", "averagers"), ("averagers", "window")):
         if asked in changes and instead not in changes:  # what is asked for replaces the file's
             table.pop(instead, None)
-    for key, value in changes.items():
+    for key, value in sorted(changes.items(), key=lambda change: "." in change[0]):
+        # Whole choices first: `algorithm.mu=1 algorithm=fedprox` means what it says in either order.
         _set(table, key.split("."), value)
     return make_settings(table)
 

@@ -33,7 +33,7 @@ class SGD:
         v <- momentum * v + gradient;  step = lr * v,  Nesterov: lr * (gradient + momentum * v)
 
     lr = 1 without momentum is FedAvg, momentum = 0.9 is FedAvgM (Hsu et al. 2019).  No
-    dampening, as in FedJAX and torch; Flower's FedAvgM is the Nesterov form.
+    dampening, as in FedJAX and torch; Flower's FedAvgM baseline is the Nesterov form.
     """
 
     lr: float = 1.0
@@ -80,7 +80,7 @@ class _Adaptive:
     beta2: float = 0.99
     tau: float = 1e-3
     v0: float = 0.0  # where v starts; tau**2 in Reddi et al.
-    bias_correction: bool = False  # as in Kingma and Ba, torch, optax and Flower
+    bias_correction: bool = False  # as in Kingma and Ba, torch and optax
 
     def __post_init__(self) -> None:
         kind = type(self).__name__

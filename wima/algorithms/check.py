@@ -84,6 +84,8 @@ def _toy(d: int) -> Task:
 
 def _check_state(algorithm: Algorithm, state: Any, owner: str) -> None:
     """State must be tuples of vectors and numbers, so that it can be stored and sent."""
+    if any(tensor.requires_grad for tensor in vectors(state)):
+        raise _broken(algorithm, f"keeps vectors that require gradients in its {owner} state.")
     if isinstance(state, torch.Tensor | int | float):
         return
     if not isinstance(state, tuple):
@@ -91,8 +93,6 @@ def _check_state(algorithm: Algorithm, state: Any, owner: str) -> None:
         raise _broken(algorithm, f"keeps a {kind} in its {owner} state; use tuples of vectors.")
     for part in state:
         _check_state(algorithm, part, owner)
-    if any(tensor.requires_grad for tensor in vectors(state)):
-        raise _broken(algorithm, f"keeps vectors that require gradients in its {owner} state.")
 
 
 def _broken(algorithm: Algorithm, what: str) -> UsageError:
