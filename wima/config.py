@@ -139,7 +139,7 @@ def load_settings(source: str, overrides: list[str]) -> Settings:
         if asked in changes and instead not in changes:  # what is asked for replaces the file's
             table.pop(instead, None)
     for key, value in sorted(changes.items(), key=lambda change: "." in change[0]):
-        # Whole choices first: `algorithm.mu=1 algorithm=fedprox` means what it says in either order.
+        # Whole choices first, so that `algorithm.mu=1 algorithm=fedprox` keeps mu.
         _set(table, key.split("."), value)
     return make_settings(table)
 

@@ -49,22 +49,22 @@ class Workspace:
     def __init__(
         self, factory: Callable[[], nn.Module], loss: Loss, transform: Transform | None = None
     ) -> None:
-        self._factory, self._loss, self.transform = factory, loss, transform
+        self._factory, self.loss, self.transform = factory, loss, transform
         self.module = factory()
         self.flat = Flat(self.module)
         self.w, self.g = self.flat.w, self.flat.g
         self._counters = [b for b in self.module.buffers() if not b.is_floating_point()]
-        self._random = any(_is_random(layer) for layer in self.module.modules())
+        self.random = any(_is_random(layer) for layer in self.module.modules())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker builds its own module: only how to make it travels, not the numbers.
-        return Workspace, (self._factory, self._loss, self.transform)
+        return Workspace, (self._factory, self.loss, self.transform)
 
     def gradient(self, batch: Batch) -> Vector:
         """The gradient of the mean loss at `self.w`, in `self.g`; statistics in `self.w` move."""
         self.module.train()
         self.g.zero_()
-        if self._random:
+        if self.random:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(torch_seed("layers", *batch.address))
                 self._backward(batch)
@@ -75,7 +75,7 @@ class Workspace:
     def _backward(self, batch: Batch) -> None:
         counters = [c.clone() for c in self._counters]  # counters must not carry over to others
         x = self.transform.train(batch.x, batch.address) if self.transform else batch.x
-        loss = self._loss(self.module(x), batch.y)
+        loss = self.loss(self.module(x), batch.y)
         loss.backward()  # type: ignore[no-untyped-call]
         for counter, before in zip(self._counters, counters, strict=True):
             counter.copy_(before)

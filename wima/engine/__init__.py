@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from wima.engine.base import Engine, Setup
+from wima.engine.batched import Batched
 from wima.engine.local import Solver
 from wima.engine.processes import Processes
 from wima.engine.reference import Reference
@@ -12,7 +13,7 @@ from wima.engine.rounds import Pooled, Serial
 from wima.errors import UsageError, unknown
 from wima.vector import Vector
 
-NAMES = ("auto", "reference", "serial", "processes")
+NAMES = ("auto", "reference", "serial", "processes", "batched")
 SMALL = 100_000  # parameters; below, messages to workers cost more than a second core gives
 
 
@@ -29,6 +30,8 @@ def make_engine(
     if name == "processes":
         count = workers or min(cores(), clients_per_round)
         return Pooled("processes", setup, Processes(setup, w, count, clients_per_round))
+    if name == "batched":
+        return Pooled("batched", setup, Batched(setup, w))
     raise unknown("engine", name, NAMES)
 
 
