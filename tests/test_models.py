@@ -14,7 +14,7 @@ from wima import Flat, UsageError
 from wima.models import BY_NAME, FemnistCNN, LeNet, ResNet20, ShakespeareLSTM
 from wima.models.lstm import LSTM, fused_lstm, plain_lstm
 from wima.models.resnet import PadShortcut
-from wima.task import _is_random
+from wima.workspace import _is_random
 
 
 @pytest.fixture(autouse=True)

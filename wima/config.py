@@ -93,7 +93,7 @@ class Settings(BaseModel):
     seed: int = 0
     eval_every: int = 1
     eval_last: int = 100
-    eval_batch_size: int = 1024
+    eval_batch_size: int = 256
     engine: str = "auto"
     workers: int | None = None
 

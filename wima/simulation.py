@@ -19,10 +19,11 @@ from wima.engine import make_engine
 from wima.engine.base import RoundState, Setup, Weighting, first_state, naming, one_thread
 from wima.engine.guard import untouched
 from wima.errors import RunError, UsageError, check
+from wima.evaluation import Metrics
 from wima.randomness import rng
 from wima.schedules import Constant, Schedule
 from wima.server_opt import SGD, Momentum, ServerOpt
-from wima.task import Metrics, Task
+from wima.task import Task
 from wima.vector import Vector
 
 Cohorts = Callable[[int, int], Sequence[int]]  # (seed, t) -> clients
@@ -77,7 +78,8 @@ class Simulation:
         self.state: RoundState = first_state(setup)
         layout = setup.task.layout
         self.watch = Watch(averagers, self.state.w, layout.mask if layout else None)
-        self._engine = make_engine(engine, setup, self.state.w, clients_per_round, workers)
+        models = len(self.watch.averagers)
+        self._engine = make_engine(engine, setup, self.state.w, clients_per_round, workers, models)
 
     @property
     def engine(self) -> str:
@@ -121,8 +123,7 @@ class Simulation:
         self.watch.update(self._served())
         metrics = {}
         if self._evaluate_at(t + 1):
-            evaluate = self.setup.task.evaluate
-            metrics = {name: evaluate(vector) for name, vector in self.vectors().items()}
+            metrics = self._engine.evaluate(self.vectors())
         self.t = t + 1
         return Record(self.t, cohort, lr, metrics, time.perf_counter() - begin)
 

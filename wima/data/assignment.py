@@ -59,8 +59,9 @@ def _from_json(file: Path, labels: Array) -> Array:
     for client, user in enumerate(content["users"]):
         for entry in content["user_data"][user]["x"]:
             index, label = _index(entry, file)
-            fits = index < len(labels) and (label is None or labels[index] == label)
+            fits = 0 <= index < len(labels) and (label is None or labels[index] == label)
             check(fits, f"{file}: {entry!r} of user {user!r} does not fit the data set.")
+            check(clients[index] < 0, f"{file}: {entry!r} of user {user!r} has another user too.")
             clients[index] = client
     return clients
 

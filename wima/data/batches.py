@@ -91,10 +91,12 @@ def batches(data: FederatedData, client: int, sgd: LocalSGD, seed: int, t: int) 
     """The mini-batches of a client's visit in round t."""
     x, y = tensors(data, client)
     plan = sgd.plan(len(x), rng("batches", seed, t, client))
-    for k, index in enumerate(plan):
-        # Gathered by torch: its memory is aligned alike in every process, so the bits are alike.
-        chosen = torch.from_numpy(index)
-        yield Batch(x[chosen], y[chosen], (seed, t, client, k))
+    # Gathered once, and by torch: its memory is aligned alike in every process, so the bits are.
+    chosen = torch.from_numpy(np.concatenate(plan))
+    sizes = [len(index) for index in plan]
+    pairs = zip(torch.split(x[chosen], sizes), torch.split(y[chosen], sizes), strict=True)
+    for k, (x_k, y_k) in enumerate(pairs):
+        yield Batch(x_k, y_k, (seed, t, client, k))
 
 
 def everything(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wima.data.federated import Array
+from wima.data.federated import Array, check_labels
 from wima.data.store import DataSet, Pool, Remote
 from wima.data.transform import Images, Transform
 from wima.errors import UsageError, check
@@ -63,7 +63,12 @@ def read_cifar100(source: Path) -> Pool:
     """50,000 training and 10,000 test images of 100 classes in 20 groups."""
     y, x = records(source, "train.bin", 50_000, 2)
     y_test, x_test = records(source, "test.bin", 10_000, 2)
-    return Pool(x, _labels(y[:, 1:]), x_test, _labels(y_test[:, 1:]), 100, groups=_labels(y[:, :1]))
+    groups = _labels(y[:, :1])
+    try:
+        check_labels(groups, 20, "coarse label")
+    except UsageError as error:
+        raise UsageError(f"{source}: train.bin: {error}") from None
+    return Pool(x, _labels(y[:, 1:]), x_test, _labels(y_test[:, 1:]), 100, groups=groups)
 
 
 def _labels(column: Array) -> Array:

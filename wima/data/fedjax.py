@@ -24,19 +24,22 @@ from wima.errors import UsageError, check
 DTYPES = {"float32", "float64", "int32", "int64", "uint8", "int8", "bool"}
 
 
-def clients(path: Path, column: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each client's name and arrays, in the order of names; `column` must be among the arrays."""
+def clients(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each client's name and arrays, in the order of names; the arrays must have these columns."""
     check(path.is_file(), f"{path}: there is no such file.")
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
         rows = db.execute("SELECT client_id, data, num_examples FROM federated_data ORDER BY 1")
         for client, blob, count in rows:
             name = client.decode() if isinstance(client, bytes) else str(client)
             arrays = _decode(path, name, blob)
-            check(column in arrays, f"{path}: client {name} has no {column}, got {list(arrays)}.")
+            for column in columns:
+                got = list(arrays)
+                check(column in arrays, f"{path}: client {name} has no {column}, got {got}.")
+            found = len(arrays[columns[0]])
             check(
-                len(arrays[column]) == count and count > 0,
-                f"{path}: client {name} should have {count} examples, got {len(arrays[column])}.",
+                found == count and count > 0,
+                f"{path}: client {name} should have {count} examples, got {found}.",
             )
             yield name, arrays
     except sqlite3.DatabaseError as error:

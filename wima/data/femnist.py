@@ -42,7 +42,7 @@ def _sources(source: Path) -> tuple[Path, Path]:
 
 
 def _fedjax(path: Path) -> Iterator[Writer]:
-    for name, arrays in fedjax.clients(path, "pixels"):
+    for name, arrays in fedjax.clients(path, "pixels", "label"):
         yield name, arrays["pixels"], arrays["label"]
 
 
@@ -74,8 +74,9 @@ def _join(path: Path, writers: Iterator[Writer]) -> tuple[Array, Array, Array]:
         labels.append(y)
     check(bool(names), f"{path}: no writers.")
     writer = np.repeat(names, [len(y) for y in labels])
-    dtype = np.result_type(*{x.dtype for x in images})
-    x = np.concatenate([x.astype(dtype, copy=False) for x in images])[:, None]
+    if any(x.dtype != np.uint8 for x in images):  # bytes for all, or for none
+        images = [x / np.float32(255) if x.dtype == np.uint8 else x for x in images]
+    x = np.concatenate(images)[:, None]
     return x, np.concatenate(labels).astype(np.int64), writer
 
 

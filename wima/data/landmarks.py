@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wima.checks import check_count
 from wima.data.download import fetch
 from wima.data.federated import Array, Bundle, FederatedData
 from wima.data.store import Remote
@@ -103,6 +104,7 @@ def fetch_split() -> Path:
 
 def load_landmarks(split: Path, images: Path, size: int = 224) -> Bundle:
     """The data set from its split (folder or .zip) and a folder of images in GLDv2's layout."""
+    check_count("size", size)
     train = _table(split, "federated_train.csv", ("user_id", "image_id", "class"))
     test = _table(split, "test.csv", ("image_id", "class"))
     users = np.array([row["user_id"] for row in train])
@@ -156,7 +158,7 @@ def _text(split: Path, name: str) -> str:
 def _classes(split: Path, texts: list[str]) -> Array:
     try:
         labels = np.array(texts, np.int64)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise UsageError(f"{split}: class must be a number: {error}") from None
     check(labels.min() >= 0, f"{split}: class must be 0 or more, got {labels.min()}.")
     return labels

@@ -83,6 +83,7 @@ def _public(
     arrays, meta = opened(CIFAR100 if pachinko_split else dataset)
     x, y, classes = arrays["x"], arrays["y"], int(meta["classes"])
     if "offsets" in arrays:
+        check(clients is None, f"{dataset.name} has its clients; their number cannot be set.")
         train = FederatedData(x, y, arrays["offsets"], meta["names"], classes)
     else:
         usual = PAM_CLIENTS if pachinko_split else CLIENTS
@@ -129,8 +130,8 @@ def _there(dataset: DataSet) -> bool:
 def _landmark_folders(options: dict[str, Any]) -> tuple[Path, Path]:
     """The split and the images: given as options, or where the cache keeps them."""
     split, images = options.pop("split_file", None), options.pop("images", None)
-    images = Path(images) if images else raw("landmarks") / "train"
-    return Path(split) if split else fetch_split(), images
+    images = Path(images).expanduser() if images else raw("landmarks") / "train"
+    return Path(split).expanduser() if split else fetch_split(), images
 
 
 def _known(maker: Any, name: str, options: dict[str, Any]) -> dict[str, Any]:

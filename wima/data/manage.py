@@ -56,7 +56,10 @@ def verify_data(name: str) -> Iterator[str]:
             bad += [] if good else [str(path)]
     if not ready(name).is_dir():
         raise UsageError(f"{name} is not in the cache; run `wima data fetch {name}`.")
-    wrong = damaged(name)
+    try:
+        wrong = damaged(name)
+    except (OSError, ValueError, KeyError, TypeError):
+        wrong = [str(ready(name) / "meta.json")]
     yield f"{ready(name)}: {'as written' if not wrong else 'DAMAGED'}"
     if bad + wrong:
         raise RunError(f"Damaged: {', '.join(bad + wrong)}; remove them and fetch again.")
@@ -96,17 +99,20 @@ def contact_sheet(bundle: Bundle, path: Path, rows: int = 8, columns: int = 16) 
     check(not path.exists(), f"{path} exists already; choose another name.")
     data = bundle.train
     rows = min(rows, data.num_clients)
-    side = data.x.shape[-1]
-    sheet = np.zeros((rows * side, columns * side, data.x.shape[1]))
+    channels, height, width = data.x.shape[1:]
+    sheet = np.zeros((rows * height, columns * width, channels))
     for row in range(rows):
         for column, image in enumerate(data.client(row)[0][:columns]):
-            place = np.s_[row * side : (row + 1) * side, column * side : (column + 1) * side]
-            sheet[place] = _pixels(image)
+            top, left = row * height, column * width
+            sheet[top : top + height, left : left + width] = _pixels(image)
     figure = Figure(figsize=(columns * 0.6, rows * 0.6))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(sheet.squeeze(), cmap="gray" if sheet.shape[2] == 1 else None, vmin=0, vmax=1)
     axes.set_axis_off()
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot write the contact sheet {path}: {error}") from None
 
 
 def _pixels(image: Array) -> Array:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
-from wima.data.split import Ids
+from wima.data.split import Floats, Ids
 from wima.errors import check
 from wima.randomness import rng
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def pachinko(
@@ -54,21 +58,35 @@ def _client(
     groups = int(group_of.max()) + 1
     members = [np.flatnonzero(group_of == g) for g in range(groups)]
     p_group = random.dirichlet(np.full(groups, coarse))
-    p_class = [random.dirichlet(np.full(len(m), fine)) for m in members]
-    taken = []
-    for _ in range(size):
-        left = [np.array([bool(stock[c]) for c in m]) for m in members]
-        g = _pick(random, p_group, np.array([mask.any() for mask in left]))
-        c = members[g][_pick(random, p_class[g], left[g])]
-        taken.append(stock[c].pop())
+    p_class = np.zeros(len(group_of))
+    for m in members:
+        p_class[m] = random.dirichlet(np.full(len(m), fine))
+    taken: list[int] = []
+    while len(taken) < size:
+        p = _shares(p_group, p_class, members, np.array([bool(examples) for examples in stock]))
+        # All draws at once, as long as they are draws of the same distribution.
+        for c in random.choice(len(p), size - len(taken), p=p):
+            taken.append(stock[c].pop())
+            if not stock[c]:
+                break
     return taken
 
 
-def _pick(
-    random: np.random.Generator, p: npt.NDArray[np.float64], left: npt.NDArray[np.bool_]
-) -> int:
-    """Draw among what is left; if all its probability vanished, evenly."""
-    weights = np.where(left, p, 0.0)
-    total = weights.sum()
-    weights = weights / total if total > 0 else left / left.sum()
-    return int(random.choice(len(p), p=weights))
+def _shares(p_group: Floats, p_class: Floats, members: list[Ids], left: Mask) -> Floats:
+    """The probability of each class, with those that have run out struck."""
+    shares: Floats = np.zeros(len(p_class))
+    of_group = _struck(p_group, np.array([left[m].any() for m in members]))
+    for g, m in enumerate(members):
+        if of_group[g]:
+            shares[m] = of_group[g] * _struck(p_class[m], left[m])
+    shares /= shares.sum()
+    return shares
+
+
+def _struck(p: Floats, left: Mask) -> Floats:
+    """Probabilities of what is left; if all of them vanished, even ones."""
+    shares: Floats = np.where(left, p, 0.0)
+    if not shares.sum() > 0:
+        shares = left.astype(np.float64)
+    shares /= shares.sum()
+    return shares

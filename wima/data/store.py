@@ -145,7 +145,7 @@ def open_ready(name: str) -> Ready:
     """Map a data set's arrays; copy-on-write, so that torch takes them without a warning."""
     folder = ready(name)
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = _meta(folder)
         arrays = {
             key: np.load(folder / f"{key}.npy", mmap_mode="c", allow_pickle=False)
             for key in meta["sha256"]
@@ -161,10 +161,16 @@ def damaged(name: str) -> list[str]:
     """The files of a data set's cache that are not as they were written."""
     folder = ready(name)
     found = []
-    for key, digest in open_ready(name).meta["sha256"].items():
-        if file_digest(folder / f"{key}.npy") != digest:
-            found.append(str(folder / f"{key}.npy"))
+    for key, digest in _meta(folder)["sha256"].items():
+        path = folder / f"{key}.npy"
+        if not path.is_file() or file_digest(path) != digest:
+            found.append(str(path))
     return found
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    return {"classes": int(meta["classes"]), "names": meta["names"], "sha256": meta["sha256"]}
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:

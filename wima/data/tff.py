@@ -32,7 +32,7 @@ def read_pam(source: Path) -> Pool:
         check(bool(found), f"{source}: no {ARCHIVE} and no cifar100.sqlite in this folder.")
         source = found[0]
     if source.suffix == ".sqlite":
-        return _read(source)
+        return _read(source, source)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "cifar100.sqlite"
         try:
@@ -40,31 +40,32 @@ def read_pam(source: Path) -> Pool:
                 shutil.copyfileobj(packed, file)
         except (lzma.LZMAError, EOFError, OSError) as error:
             raise UsageError(f"{source}: truncated, or no lzma file: {error}") from None
-        return _read(plain)
+        return _read(plain, source)
 
 
-def _read(path: Path) -> Pool:
-    x, y, groups, clients = _split(path, "train")
-    x_test, y_test, _, _ = _split(path, "test")
+def _read(path: Path, source: Path) -> Pool:
+    x, y, groups, clients = _split(path, source, "train")
+    x_test, y_test, _, _ = _split(path, source, "test")
     return Pool(x, y, x_test, y_test, 100, clients=clients, groups=groups)
 
 
-def _split(path: Path, split: str) -> tuple[Array, Array, Array, Array]:
+def _split(path: Path, source: Path, split: str) -> tuple[Array, Array, Array, Array]:
+    """Images, labels, coarse labels and clients; `source` is the file that the user knows."""
     images, labels, groups, clients = [], [], [], []
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
         query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
         for client, blob in db.execute(f"{query} ORDER BY client_id, rowid", (split,)):
-            example = parse_example(bytes(blob))
+            example = parse_example(memoryview(blob).tobytes())
             images.append(np.array(example["image"], np.uint8).reshape(32, 32, 3))
             labels.append(example["label"][0])
             groups.append(example["coarse_label"][0])
             clients.append(client.decode() if isinstance(client, bytes) else str(client))
-    except (sqlite3.DatabaseError, ValueError, KeyError, IndexError) as error:
-        raise UsageError(f"{path}: not TFF's CIFAR-100, or damaged: {error!r}") from None
+    except (sqlite3.DatabaseError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"{source}: not TFF's CIFAR-100, or damaged: {error!r}") from None
     finally:
         db.close()
-    check(bool(images), f"{path}: no examples in split {split!r}.")
+    check(bool(images), f"{source}: no examples in split {split!r}.")
     x = np.stack(images).transpose(0, 3, 1, 2)
     return x, np.array(labels), np.array(groups), np.array(clients)
 

@@ -18,28 +18,35 @@ SMALL = 100_000  # parameters; below, messages to workers cost more than a secon
 
 
 def make_engine(
-    name: str, setup: Setup, w: Vector, clients_per_round: int, workers: int | None = None
+    name: str,
+    setup: Setup,
+    w: Vector,
+    clients_per_round: int,
+    workers: int | None = None,
+    models: int = 1,
 ) -> Engine:
     """The engine of that name; `auto` takes processes for large models on several cores."""
     if name == "auto":
-        return _auto(setup, w, clients_per_round, workers)
+        return _auto(setup, w, clients_per_round, workers, models)
     if name == "reference":
         return Reference(setup)
     if name == "serial":
         return Pooled("serial", setup, Serial(Solver(setup.task, setup.sgd, setup.seed)))
     if name == "processes":
         count = workers or min(cores(), clients_per_round)
-        return Pooled("processes", setup, Processes(setup, w, count, clients_per_round))
+        return Pooled("processes", setup, Processes(setup, w, count, clients_per_round, models))
     if name == "batched":
         return Pooled("batched", setup, Batched(setup, w))
     raise unknown("engine", name, NAMES)
 
 
-def _auto(setup: Setup, w: Vector, clients_per_round: int, workers: int | None) -> Engine:
+def _auto(
+    setup: Setup, w: Vector, clients_per_round: int, workers: int | None, models: int
+) -> Engine:
     large = len(w) >= SMALL and min(cores(), clients_per_round) > 1
     if (large or workers) and workers != 1:
         try:
-            return make_engine("processes", setup, w, clients_per_round, workers)
+            return make_engine("processes", setup, w, clients_per_round, workers, models)
         except UsageError:
             if workers:
                 raise

@@ -13,6 +13,7 @@ from wima.data.batches import LocalSGD
 from wima.engine.guard import untouched
 from wima.engine.memory import ClientMemory
 from wima.errors import RunError
+from wima.evaluation import Evaluation, Metrics
 from wima.server_opt import OptState, ServerOpt
 from wima.task import Task
 from wima.vector import Vector
@@ -56,6 +57,8 @@ class Engine(Protocol):
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState: ...
 
+    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]: ...
+
     def close(self) -> None: ...
 
 
@@ -67,6 +70,13 @@ def first_state(setup: Setup) -> RoundState:
     with naming(0, "init"), untouched(w):
         server = setup.algorithm.init(trained)
     return RoundState(w, server, setup.server_opt.init(trained), memory)
+
+
+def evaluate_here(task: Task, models: dict[str, Vector]) -> dict[str, Metrics]:
+    """Evaluate models in this process, in one pass over the examples if the task can."""
+    if isinstance(task.evaluate, Evaluation):
+        return dict(zip(models, task.evaluate.together(list(models.values())), strict=True))
+    return {name: task.evaluate(w) for name, w in models.items()}
 
 
 class RunningMean:

@@ -60,9 +60,14 @@ class Solver:
         whole = torch.empty_like(problem.w) if space is None else space.w
         whole[:trained], whole[trained:] = local.start, problem.w[trained:]
         y, velocity, k = whole[:trained], torch.zeros(()), 0
+        plain = space is not None and path is None and self._is_plain(local)
         for batch in batches(self.task.data, problem.client, self.sgd, self.seed, problem.t):
+            k += 1
             if space is None:
                 g = self._gradient(whole, local, batch)
+            elif plain:
+                space.descend(batch, problem.lr, self.sgd.weight_decay)
+                continue
             else:
                 g = space.gradient(batch)
                 if self.sgd.weight_decay:
@@ -73,8 +78,13 @@ class Solver:
             if self.sgd.momentum:
                 velocity = g = self.sgd.momentum * velocity + g
             y.sub_(g, alpha=problem.lr)
-            k += 1
         return whole.clone(), k
+
+    def _is_plain(self, local: Local) -> bool:
+        """Whether the problem is that of FedAvg: SGD on f_i and nothing else."""
+        shifted = isinstance(local.shift, torch.Tensor) or local.shift != 0
+        corrected = local.scale != 1 or local.prox != 0 or shifted
+        return not corrected and self.sgd.clip is None and not self.sgd.momentum
 
     def _gradient(self, whole: Vector, local: Local, batch: Batch) -> Vector:
         """The mini-batch gradient; anchored: less the one at `start` on the same batch."""

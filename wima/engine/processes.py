@@ -22,16 +22,24 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from wima.engine.base import Setup
 from wima.engine.local import Problem, Solution
-from wima.engine.shared import Shared
-from wima.engine.slots import Slots, allocate
+from wima.engine.shared import Handle, Shared
+from wima.engine.slots import SlotHandles, Slots, allocate
 from wima.engine.worker import Briefing
 from wima.errors import RunError, UsageError, check
+from wima.evaluation import Evaluation, Metrics
 from wima.vector import Vector
 
 # Started with -c and the parent's path, so that notebooks and scripts without a main guard work.
 _START = (
     "import json, sys; sys.path = json.loads(sys.argv[1]); import wima.engine.worker as w; w.main()"
 )
+# One thread; and keep freed memory: glibc hands it back and faults it in again at every step.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+}
 _AHEAD = 2  # problems a worker is sent before it answers, so that it never waits
 
 
@@ -39,13 +47,12 @@ class Worker:
     """One child process and the problems it was sent."""
 
     def __init__(self, briefing: bytes, descriptors: list[int]) -> None:
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _START, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=descriptors,
-            env={**os.environ, **threads},
+            env={**os.environ, **_ENVIRONMENT},
         )
         self.slots: deque[int] = deque()  # in the order in which answers will come
         self._unread = b""
@@ -85,26 +92,29 @@ class Worker:
 
 
 class Processes:
-    """Solves problems in child processes."""
+    """Solves problems and evaluates models in child processes."""
 
-    def __init__(self, setup: Setup, w: Vector, workers: int, slots: int) -> None:
+    def __init__(self, setup: Setup, w: Vector, workers: int, slots: int, models: int = 1) -> None:
         check(os.name == "posix", "engine 'processes' needs Linux or macOS; use engine 'serial'.")
         shared = Shared()
         self._workers: list[Worker] = []
         self._close = weakref.finalize(self, _end, self._workers, shared)
         try:
-            self._start(setup, w, workers, slots, shared)
+            handles = allocate(shared, slots, models, w, len(w[: setup.trained]))
+            self._slots, self._sizes = Slots(handles), setup.task.data.sizes
+            self._start(_dumps(_brief(setup, shared, handles)), workers, shared)
         except BaseException:
             self._close()
             raise
+        evaluate = setup.task.evaluate
+        self._evaluation = evaluate if isinstance(evaluate, Evaluation) else None
 
-    def _start(self, setup: Setup, w: Vector, workers: int, slots: int, shared: Shared) -> None:
-        handles = allocate(shared, slots, w, len(w[: setup.trained]))
-        data = setup.task.data
-        x, y, offsets = (shared.share(array) for array in (data.x, data.y, data.offsets))
-        task = setup.task._replace(data=None, evaluate=None, init=None)  # type: ignore[arg-type]
-        briefing = _dumps(Briefing(task, setup.sgd, setup.seed, x, y, offsets, handles))
-        self._slots, self._sizes = Slots(handles), data.sizes
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether workers can evaluate: a task of plain functions is evaluated by its owner."""
+        return self._evaluation is not None
+
+    def _start(self, briefing: bytes, workers: int, shared: Shared) -> None:
         for _ in range(workers):
             self._workers.append(Worker(briefing, shared.descriptors))
         for worker in self._workers:
@@ -120,24 +130,37 @@ class Processes:
         self._slots.w.copy_(listed[0].w)
         messages = [self._slots.put(slot, problem) for slot, problem in enumerate(listed)]
         messages.sort(key=lambda m: -self._sizes[m["client"]])  # largest first: no late straggler
-        steps = self._gather(deque(messages), listed)
+        t = listed[0].t
+        names = [f"round {t}, client {problem.client}, local training" for problem in listed]
+        answers = self._gather(deque(messages), names)
         for slot, problem in enumerate(listed):
-            yield problem, self._slots.get_solution(slot, problem, steps[slot])
+            yield problem, self._slots.get_solution(slot, problem, answers[slot]["steps"])
 
-    def _gather(self, queue: deque[dict[str, Any]], problems: list[Problem]) -> dict[int, int]:
-        """Hand out all messages, take in all answers: slot -> steps taken."""
-        steps: dict[int, int] = {}
+    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
+        """All models in one pass over the examples, in pieces."""
+        assert self._evaluation is not None
+        for row, w in zip(self._slots.models, models.values(), strict=True):
+            row.copy_(w)
+        pieces = range(self._evaluation.pieces)
+        messages = deque({"slot": k, "piece": k, "models": len(models)} for k in pieces)
+        answers = self._gather(messages, [f"evaluation, batch {k}" for k in pieces])
+        results = self._evaluation.combine([answers[k]["scores"] for k in pieces])
+        return dict(zip(models, results, strict=True))
+
+    def _gather(self, queue: deque[dict[str, Any]], names: list[str]) -> dict[int, dict[str, Any]]:
+        """Hand out all messages, take in all answers by slot; names tell where an error was."""
+        answers: dict[int, dict[str, Any]] = {}
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 assert worker.process.stdout is not None
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
             self._feed(queue)
-            while len(steps) < len(problems):
+            while len(answers) < len(names):
                 for key, _ in selector.select():
                     for answer in key.data.receive():
-                        steps[answer["slot"]] = _steps(answer, problems)
+                        answers[answer["slot"]] = _good(answer, names)
                     self._feed(queue)
-        return steps
+        return answers
 
     def _feed(self, queue: deque[dict[str, Any]]) -> None:
         for room in range(1, _AHEAD + 1):
@@ -146,13 +169,23 @@ class Processes:
                     worker.send(queue.popleft())
 
 
-def _steps(answer: dict[str, Any], problems: list[Problem]) -> int:
-    """The steps that an answer reports, or the error that it reports."""
+def _brief(setup: Setup, shared: Shared, handles: SlotHandles) -> Briefing:
+    """What workers are told; arrays are shared, not sent."""
+    data, evaluate = setup.task.data, setup.task.evaluate
+    x, y, offsets = (shared.share(array) for array in (data.x, data.y, data.offsets))
+    arrays: list[Handle | None] = [None, None]
+    task = setup.task._replace(data=None, init=None, evaluate=None)  # type: ignore[arg-type]
+    if isinstance(evaluate, Evaluation):
+        arrays = [shared.share(part.numpy()) for part in (evaluate.x, evaluate.y)]
+        task = task._replace(evaluate=evaluate.without_examples())
+    return Briefing(task, setup.sgd, setup.seed, x, y, offsets, handles, *arrays)
+
+
+def _good(answer: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The answer, unless it reports an error."""
     if "error" not in answer:
-        return int(answer["steps"])
-    problem = problems[answer["slot"]]
-    where = f"round {problem.t}, client {problem.client}, local training"
-    error = RunError(f"{where}: {answer['error']}")
+        return answer
+    error = RunError(f"{names[answer['slot']]}: {answer['error']}")
     error.add_note(answer["traceback"])
     raise error
 

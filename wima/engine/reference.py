@@ -13,6 +13,7 @@ from wima.data.batches import batches
 from wima.engine.base import RoundState, RunningMean, Setup, naming
 from wima.engine.guard import untouched
 from wima.engine.local import Problem, full_gradient
+from wima.evaluation import Metrics
 from wima.vector import Vector
 
 
@@ -26,6 +27,9 @@ class Reference:
 
     def close(self) -> None:
         """Nothing to let go."""
+
+    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
+        return {name: self.setup.task.evaluate(w) for name, w in models.items()}
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         algorithm, data = self.setup.algorithm, self.setup.task.data

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from wima.algorithms.base import State, Visit
-from wima.engine.base import RoundState, RunningMean, Setup, naming
+from wima.engine.base import RoundState, RunningMean, Setup, evaluate_here, naming
 from wima.engine.local import Problem, Solution, Solver
+from wima.evaluation import Metrics
+from wima.vector import Vector
 
 
 class Pool(Protocol):
@@ -20,6 +22,15 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Evaluates(Protocol):
+    """A pool that can evaluate models too."""
+
+    can_evaluate: bool
+
+    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]: ...
+
+
 class Pooled:
     """An engine made of a pool.  Same bytes as `Reference`, whatever the pool."""
 
@@ -28,6 +39,11 @@ class Pooled:
 
     def close(self) -> None:
         self.pool.close()
+
+    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
+        if isinstance(self.pool, Evaluates) and self.pool.can_evaluate:
+            return self.pool.evaluate(models)
+        return evaluate_here(self.setup.task, models)
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         setup, algorithm = self.setup, self.setup.algorithm

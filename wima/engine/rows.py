@@ -17,8 +17,8 @@ from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from wima.errors import UsageError, check
-from wima.task import Workspace
 from wima.vector import Vector
+from wima.workspace import Workspace
 
 Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 TRACE_AFTER = 4  # uses of a shape; tracing takes as long as some hundred steps

@@ -56,8 +56,8 @@ class Shared:
 
     def share(self, array: npt.NDArray[Any]) -> Handle:
         """An array that children can map: a copy, or the file that it is mapped from itself."""
-        whole = getattr(array, "base", None)
-        if isinstance(array, np.memmap) and isinstance(whole, mmap.mmap) and array.filename:
+        whole = isinstance(getattr(array, "base", None), mmap.mmap) and array.flags.c_contiguous
+        if isinstance(array, np.memmap) and array.filename and whole:
             shape, file = tuple(array.shape), str(array.filename)
             return Handle(-1, array.dtype.str, shape, file, array.offset)
         handle = self.allocate(array.shape, array.dtype)

@@ -25,6 +25,7 @@ class SlotHandles(NamedTuple):
     end: Handle
     gradient: Handle
     path_gradient: Handle
+    models: Handle  # to evaluate
 
 
 class Slots:
@@ -32,7 +33,8 @@ class Slots:
 
     def __init__(self, handles: SlotHandles) -> None:
         arrays = [torch.from_numpy(handle.open()) for handle in handles]
-        self.w, self.start, self.shift, self.end, self.gradient, self.path_gradient = arrays
+        self.w, self.start, self.shift, self.end, self.gradient, self.path_gradient = arrays[:6]
+        self.models = arrays[6]
 
     def put(self, slot: int, problem: Problem) -> dict[str, Any]:
         """Write a problem; what is returned goes to the worker as a message."""
@@ -91,7 +93,7 @@ class Slots:
         return Solution(end, steps, gradient, path)
 
 
-def allocate(shared: Shared, slots: int, w: Vector, trained: int) -> SlotHandles:
+def allocate(shared: Shared, slots: int, models: int, w: Vector, trained: int) -> SlotHandles:
     """Memory for that many slots; pages are taken when they are first written."""
     check(
         w.dtype in _NUMPY,
@@ -99,5 +101,5 @@ def allocate(shared: Shared, slots: int, w: Vector, trained: int) -> SlotHandles
     )
     dtype, d = _NUMPY[w.dtype], len(w)
     row = (slots, trained)
-    shapes = [(d,), row, row, (slots, d), row, row]
+    shapes = [(d,), row, row, (slots, d), row, row, (models, d)]
     return SlotHandles(*(shared.allocate(shape, dtype) for shape in shapes))

@@ -21,6 +21,7 @@ from wima.data.federated import FederatedData
 from wima.engine.local import Solver
 from wima.engine.shared import Handle
 from wima.engine.slots import SlotHandles, Slots
+from wima.evaluation import Evaluation
 from wima.task import Task
 
 
@@ -34,6 +35,8 @@ class Briefing(NamedTuple):
     y: Handle
     offsets: Handle
     slots: SlotHandles
+    x_test: Handle | None = None  # with them, `task.evaluate` has no examples
+    y_test: Handle | None = None
 
 
 def main() -> None:
@@ -46,6 +49,10 @@ def main() -> None:
     briefing = pickle.loads(inbox.read(size))
     data = FederatedData(*(h.open() for h in (briefing.x, briefing.y, briefing.offsets)))
     task = briefing.task._replace(data=data)
+    evaluation = task.evaluate
+    if isinstance(evaluation, Evaluation) and briefing.x_test and briefing.y_test:
+        evaluation.x = torch.from_numpy(briefing.x_test.open())
+        evaluation.y = torch.from_numpy(briefing.y_test.open())
     solver, slots = Solver(task, briefing.sgd, briefing.seed), Slots(briefing.slots)
     _send(outbox, {"ready": os.getpid()})
     for line in inbox:
@@ -55,6 +62,10 @@ def main() -> None:
 def _answer(solver: Solver, slots: Slots, message: dict[str, Any]) -> dict[str, Any]:
     slot = message["slot"]
     try:
+        evaluation = solver.task.evaluate
+        if "piece" in message and isinstance(evaluation, Evaluation):
+            models = list(slots.models[: message["models"]])
+            return {"slot": slot, "scores": evaluation.piece(message["piece"], models)}
         solution = solver.solve(slots.get(message))
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
