@@ -145,7 +145,7 @@ def test_a_summary_takes_mean_and_deviation_over_the_last_rounds(finished):
     late = [r["metrics"]["wima2"]["accuracy"] for r in run.records if r["t"] in (4, 6)]
     mean = sum(late) / 2
     row = summarize(run, last=3)[run.models.index("wima2")]
-    assert (row.model, row.rounds) == ("wima2", 2)
+    assert (row.model, row.evaluations) == ("wima2", 2)
     assert row.mean == pytest.approx(mean)
     assert row.deviation == pytest.approx(abs(late[0] - mean))
 

@@ -18,7 +18,7 @@ class Row(NamedTuple):
     model: str
     mean: float
     deviation: float  # from round to round
-    rounds: int
+    evaluations: int
 
 
 def summarize(run: Run, metric: str = "accuracy", last: int = LAST) -> list[Row]:
