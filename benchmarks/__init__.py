@@ -1,0 +1,1 @@
+"""Measurements of wima against bare SGD steps and against other simulators; see README.md."""
