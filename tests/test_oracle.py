@@ -225,15 +225,14 @@ def test_algorithms_are_their_pseudocode_on_heterogeneous_least_squares(
 # training forgets them: 20 rounds stay within 11 units (n = 36 runs). 32 are allowed; another
 # weighting, the smallest of mistakes, is off by 2e5.
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, "batched"])
 @pytest.mark.parametrize("name", CASES)
 def test_algorithms_are_their_pseudocode_on_a_network_up_to_float32_rounding(
     name, engine, weighting, request
 ):
     in_pools(engine, classification, request)
-    rounds = 8 if engine == "processes" else ROUNDS
-    models = play(name, classification, rounds, engine, weighting)
-    right = expected(name, classification, ROUNDS, weighting)[:rounds]
+    models = play(name, classification, ROUNDS, engine, weighting)
+    right = expected(name, classification, ROUNDS, weighting)
     error = relative_error(models, right)
     assert models[-1].dtype == torch.float32 and error < 32 * 2**-24
 
