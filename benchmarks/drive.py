@@ -141,6 +141,7 @@ def interleave(
                 contestants[name] = Contestant(command)
                 results[name] = {"startup": contestants[name].startup, "seconds": []}
             except Failed as failure:
+                _say(f"{name}: {failure}")
                 results[name] = {"failed": str(failure)}
         for turn in range(turns):
             _one_turn_each(contestants, results, rounds, turn)
@@ -157,6 +158,7 @@ def _one_turn_each(
         try:
             seconds = contestant.turn(rounds)
         except Failed as failure:
+            _say(f"turn {turn + 1}, {name}: {failure}")
             results[name] = {"failed": str(failure)}
             del contestants[name]
             continue
