@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import torch
@@ -9,7 +10,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.workloads import SEED, VOCABULARY, Data
-from wima.models import MLP, FemnistCNN, ResNet20
+from wima.models import MLP, FemnistCNN, ResNet20, ShakespeareLSTM
+
+
+class StockCNN(nn.Sequential):
+    """The FEMNIST network as one writes it; the names of its parameters are wima's."""
+
+    def __init__(self, classes: int = 62) -> None:
+        super().__init__(
+            OrderedDict(
+                conv1=nn.Conv2d(1, 32, 3),
+                relu1=nn.ReLU(),
+                conv2=nn.Conv2d(32, 64, 3),
+                relu2=nn.ReLU(),
+                pool=nn.MaxPool2d(2),
+                dropout1=nn.Dropout(0.25),
+                flatten=nn.Flatten(),
+                hidden=nn.Linear(9216, 128),
+                relu3=nn.ReLU(),
+                dropout2=nn.Dropout(0.5),
+                classifier=nn.Linear(128, classes),
+            )
+        )
+
+
+class StockResNet20(ResNet20):
+    """The CIFAR network with images as they come: channels first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(self.norm(self.conv(x)).relu_()).mean(dim=(2, 3))
+        return self.classifier(x)
 
 
 class StockLSTM(nn.Module):
@@ -25,14 +55,23 @@ class StockLSTM(nn.Module):
         return self.classifier(self.lstm(self.embedding(ids))[0])
 
 
-MODELS = {"digits": MLP, "femnist": FemnistCNN, "shakespeare": StockLSTM, "cifar": ResNet20}
+TUNED = {"digits": MLP, "femnist": FemnistCNN, "shakespeare": ShakespeareLSTM, "cifar": ResNet20}
+STOCK = {"digits": MLP, "femnist": StockCNN, "shakespeare": StockLSTM, "cifar": StockResNet20}
 
 
 def make_model(name: str) -> nn.Module:
-    """The model of a workload, with the same initial weights in every peer."""
+    """The model of a workload as one writes it, with the initial weights of wima's."""
+    model = STOCK[name]()
+    if name != "shakespeare":  # torch's LSTM has another second bias
+        model.load_state_dict(make_tuned(name).state_dict())
+    return model
+
+
+def make_tuned(name: str) -> nn.Module:
+    """The same model as wima ships it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        return MODELS[name]()
+        return TUNED[name]()
 
 
 def loss(output: Tensor, y: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -260,7 +261,7 @@ def test_an_error_in_a_clients_training_names_round_and_client_and_ends_the_work
 
     task, cohorts = uneven(lambda: Choosy(6, 3), mark=3), lambda seed, t: [2 * t, 2 * t + 1]
     simulation = wima.simulate(task, cohorts=cohorts, **{**IN_PROCESSES, "engine": engine})
-    workers = simulation._engine.pool._workers if engine == "processes" else []
+    workers = simulation._engine.pool._children if engine == "processes" else []
     next(simulation)
     assert len(alive(workers)) == len(workers)
     with pytest.raises(wima.RunError, match=r"^round 1, client 3, .*ArithmeticError: not 99"):
@@ -270,7 +271,7 @@ def test_an_error_in_a_clients_training_names_round_and_client_and_ends_the_work
 
 def test_a_killed_worker_is_reported_with_its_signal_and_the_others_end():
     simulation = wima.simulate(uneven(), **IN_PROCESSES)
-    workers = simulation._engine.pool._workers
+    workers = simulation._engine.pool._children
     next(simulation)
     os.kill(workers[0].process.pid, signal.SIGKILL)
     with pytest.raises(wima.RunError, match=f"killed by signal {int(signal.SIGKILL)}"):
@@ -280,8 +281,8 @@ def test_a_killed_worker_is_reported_with_its_signal_and_the_others_end():
 
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_leaving_a_run_early_ends_its_workers(how):
-    simulation = wima.simulate(uneven(), **{**IN_PROCESSES, "workers": 1})
-    workers = simulation._engine.pool._workers
+    simulation = wima.simulate(uneven(), **IN_PROCESSES)
+    workers = simulation._engine.pool._children
     assert next(simulation).t == 1 and alive(workers)
     if how == "close":
         simulation.close()
@@ -298,3 +299,69 @@ def test_a_model_that_cannot_be_sent_to_workers_is_refused():
 def test_unknown_engines_are_refused_with_the_nearest_one():
     with pytest.raises(wima.UsageError, match="Unknown engine 'seriall'; did you mean 'serial'"):
         final(uneven(), engine="seriall")
+
+
+def logged(task, log):
+    """The task, with a gradient that first writes (pid, round, client) to a file."""
+
+    def gradient(w, batch):
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} {batch.address[1]} {batch.address[2]}\n")
+        return task.gradient(w, batch)
+
+    return task._replace(gradient=gradient, workspace=None)
+
+
+def test_this_process_and_its_children_share_the_work(tmp_path):
+    task = logged(uneven(), tmp_path / "log")
+    w = final(task, engine="processes", workers=2, **EVERYTHING_ON)
+    pids = {line.split()[0] for line in (tmp_path / "log").read_text().splitlines()}
+    assert len(pids) == 2 and str(os.getpid()) in pids
+    assert torch.equal(w, final(uneven(), engine="serial", **EVERYTHING_ON))
+
+
+def test_the_next_round_begins_while_models_are_evaluated(tmp_path):
+    log = tmp_path / "log"
+    options = {**IN_PROCESSES, "clients_per_round": 3, "eval_every": 1}
+    with wima.simulate(logged(uneven(), log), **options) as simulation:
+        record, w = next(simulation), simulation.w.clone()
+        until = time.monotonic() + 30
+        while not any(line.split()[1] == "1" for line in log.read_text().splitlines()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert record.t == simulation.t == 1 and torch.equal(w, simulation.w)
+
+
+class Fails(wima.FedAvg):
+    """Cannot make the local problem of round 1."""
+
+    def local(self, w, server, client):
+        if server:
+            raise ArithmeticError("no")
+        return super().local(w, server, client)
+
+    def server_update(self, w, delta, extra, server, fraction):
+        return delta, (1.0,)
+
+
+@pytest.mark.parametrize("kind", ["hook", "cohort", "training"])
+def test_an_error_in_a_round_that_was_begun_is_told_by_that_round(kind):
+    def cohorts(seed, t):
+        if kind == "cohort" and t == 1:
+            raise ArithmeticError("no")
+        return [0, 1, 2] if t == 0 else [2, 3, 4]
+
+    class Choosy(nn.Linear):
+        def forward(self, x):
+            if kind == "training" and bool((x == 99).any()):
+                raise ArithmeticError("no")
+            return super().forward(x)
+
+    algorithm = Fails() if kind == "hook" else wima.FedAvg()
+    task = uneven(lambda: Choosy(6, 3), mark=3)
+    simulation = wima.simulate(
+        task, algorithm, cohorts=cohorts, **{**IN_PROCESSES, "eval_every": 1}
+    )
+    assert next(simulation).metrics
+    with pytest.raises(ArithmeticError if kind == "cohort" else wima.RunError, match="no"):
+        next(simulation)

@@ -205,7 +205,7 @@ def test_workers_see_a_mapped_array_that_lies_column_by_column(tmp_path):
     x = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32, order="F")
     bundle = own_folder(tmp_path / "own", x)
     task = wima.make_task(lambda: MLP(5, 4, 3), bundle.train, (bundle.x_test, bundle.y_test))
-    options = {"rounds": 1, "clients_per_round": 2, "lr": 0.1, "eval_every": 0, "workers": 1}
+    options = {"rounds": 1, "clients_per_round": 2, "lr": 0.1, "eval_every": 0, "workers": 2}
     ends = [wima.run(task, engine=e, **options).vectors["plain"] for e in ("serial", "processes")]
     assert torch.equal(*ends)
 

@@ -228,8 +228,9 @@ def test_haiku_cuts_a_normal_of_variance_one_over_fan_in(make):
 def test_initial_weights_of_the_lstm():
     model = ShakespeareLSTM()
     assert is_haiku(model.embedding.weight, 1.0)
-    assert is_haiku(model.lstm1.weight, 1 / sqrt(8 + 256))
-    assert is_haiku(model.lstm2.weight, 1 / sqrt(256 + 256))
+    for layer, inputs in ((model.lstm1, 8), (model.lstm2, 256)):
+        assert is_haiku(layer.from_x, 1 / sqrt(inputs + 256))
+        assert is_haiku(layer.from_h, 1 / sqrt(inputs + 256))
     assert is_haiku(model.classifier.weight, 1 / sqrt(256))
     for layer in (model.lstm1, model.lstm2, model.classifier):
         assert not layer.bias.any()
@@ -246,8 +247,8 @@ def both(dtype: torch.dtype, length: int, batch: int) -> list[list[torch.Tensor]
     direction = torch.randn(length, batch, 7, dtype=dtype)
     results = []
     for function in (plain_lstm, fused_lstm):
-        outputs = function(x, layer.weight, layer.bias)
-        inputs = [x, layer.weight, layer.bias]
+        inputs = [x, layer.from_x, layer.from_h, layer.bias]
+        outputs = function(*inputs)
         results.append([outputs, *torch.autograd.grad((outputs * direction).sum(), inputs)])
     return results
 
@@ -263,7 +264,7 @@ def test_fused_lstm_equals_the_plain_one(dtype, rounding, length, batch):
 def plain_network(model: ShakespeareLSTM, ids: torch.Tensor) -> torch.Tensor:
     x = model.embedding(ids).transpose(0, 1)
     for layer in (model.lstm1, model.lstm2):
-        x = torch.tanh(plain_lstm(x, layer.weight, layer.bias))
+        x = torch.tanh(plain_lstm(x, *layer.parameters()))
     return x.transpose(0, 1) @ model.classifier.weight.T + model.classifier.bias
 
 
@@ -281,8 +282,8 @@ def test_the_bound_network_equals_one_of_plain_layers_with_tanh_after_each():
 
 
 def test_the_forget_gate_starts_at_sigmoid_of_one():
-    h_only, bias = torch.zeros(1 + 1, 4), torch.tensor([0.0, 100.0, 0.0, 100.0])  # i, g, f, o
-    h = fused_lstm(torch.zeros(3, 1, 1), h_only, bias).flatten()
+    nothing, bias = torch.zeros(4, 1), torch.tensor([0.0, 0.0, 100.0, 100.0])  # i, f, g, o
+    h = fused_lstm(torch.zeros(3, 1, 1), nothing, nothing, bias).flatten()
     c, expected, forget = 0.0, [], 1 / (1 + exp(-1))
     for _ in range(3):
         c = forget * c + 0.5  # sigmoid(0) tanh(100)

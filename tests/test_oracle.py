@@ -161,7 +161,7 @@ class Lasting:
     def __init__(self, task: Task) -> None:
         setup = Setup(task, wima.FedAvg(), SGD(), LocalSGD(**CLIENT), "examples", SEED)
         self.pool = Processes(setup, first_state(setup).w, 2, max(map(len, COHORTS)))
-        self.solve = self.pool.solve
+        self.begin, self.solve = self.pool.begin, self.pool.solve
 
     def close(self) -> None:
         """Not yet."""
@@ -250,7 +250,7 @@ def test_algorithms_are_their_pseudocode_under_a_falling_rate(name, engine, requ
 
 def test_workers_started_by_the_run_itself_play_the_pseudocode():
     run = least_squares, len(COHORTS)
-    models = play("mime-momentum", *run, "processes", "examples", workers=1)
+    models = play("mime-momentum", *run, "processes", "examples", workers=2)
     assert relative_error(models, expected("mime-momentum", *run, "examples")) < 1e-12
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from wima.algorithms.base import Algorithm
@@ -123,9 +124,16 @@ class Simulation:
         self.watch.update(self._served())
         metrics = {}
         if self._evaluate_at(t + 1):
+            self._begin(t + 1)
             metrics = self._engine.evaluate(self.vectors())
         self.t = t + 1
         return Record(self.t, cohort, lr, metrics, time.perf_counter() - begin)
+
+    def _begin(self, t: int) -> None:
+        """Let workers that find nothing more to evaluate start on the next round."""
+        if t < self.rounds:
+            with suppress(Exception):  # its own round will say so
+                self._engine.begin(self.state, t, self._cohort(t), self._lr(t))
 
     def _cohort(self, t: int) -> list[int]:
         """The clients of round t, checked: they may come from a user's function."""

@@ -11,15 +11,13 @@ def main(name: str, engine: str) -> None:
     import numpy as np
 
     import wima
-    from benchmarks.models import make_model
-    from wima.models import ShakespeareLSTM
+    from benchmarks.models import make_tuned
     from wima.objectives import objective
 
     workload, arrays = WORKLOADS[name], load(name)
     data = wima.FederatedData(arrays.x, arrays.y, np.arange(CLIENTS + 1) * workload.samples)
-    model = ShakespeareLSTM() if workload.sequences else make_model(name)
     loss, metrics = objective("characters" if workload.sequences else "classes")
-    task = wima.make_task(model, data, arrays[2:], loss=loss, metrics=metrics)
+    task = wima.make_task(make_tuned(name), data, arrays[2:], loss=loss, metrics=metrics)
     simulation = wima.simulate(
         task,
         wima.FedAvg(),

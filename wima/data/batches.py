@@ -67,6 +67,13 @@ class LocalSGD:
             f"clip must be a positive number or absent, got {clip!r}.",
         )
 
+    def whole_steps(self, n: int) -> int | None:
+        """The steps of a visit, if each of them sees all n examples."""
+        whole = self.batch_size in ("full", n)
+        if self.batch_size != "full" and self.last_batch == "short":
+            whole = self.batch_size >= n
+        return (self.steps or self.epochs) if whole else None
+
     def plan(self, n: int, random: np.random.Generator) -> list[npt.NDArray[np.int64]]:
         """Which of a client's n examples each step sees: one permutation after another, cut up."""
         size = n if self.batch_size == "full" else self.batch_size

@@ -105,7 +105,8 @@ class FederatedData:
 
     def size(self, i: int) -> int:
         """How many examples client i holds."""
-        return len(self.client(i)[1])
+        rows = self._rows(i)
+        return int(rows.stop - rows.start)
 
     def client(self, i: int) -> tuple[Array, Array]:
         """The examples and labels of client i: views, not copies."""

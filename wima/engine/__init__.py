@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from wima.engine.base import Engine, Setup
-from wima.engine.batched import Batched
 from wima.engine.local import Solver
 from wima.engine.processes import Processes
 from wima.engine.reference import Reference
@@ -36,6 +35,8 @@ def make_engine(
         count = workers or min(cores(), clients_per_round)
         return Pooled("processes", setup, Processes(setup, w, count, clients_per_round, models))
     if name == "batched":
+        from wima.engine.batched import Batched  # here: workers do not need it
+
         return Pooled("batched", setup, Batched(setup, w))
     raise unknown("engine", name, NAMES)
 

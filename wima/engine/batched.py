@@ -6,8 +6,8 @@ another order.  Clients with more steps come first, so that each step works on t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -22,9 +22,12 @@ from wima.errors import check
 from wima.randomness import rng, torch_seed
 from wima.vector import Vector
 
+Rows: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]  # of the data
+Plan: TypeAlias = list[Rows]  # what each step of a visit sees
+
 
 class Step(NamedTuple):
-    """What the active clients see in one step: examples, and the address of random layers."""
+    """What clients see in one step: examples, and the address of random layers."""
 
     x: Tensor  # (clients, batch, ...)
     y: Tensor
@@ -42,87 +45,112 @@ class Batched:
         self._space, self._gradients = space, RowGradients(space)
         data = setup.task.data
         self._x, self._y = torch.from_numpy(data.x), torch.from_numpy(data.y)
-        self._offsets, self._sizes = data.offsets, data.sizes
+        self._offsets = np.asarray(data.offsets)
         x, y = self._transformed(self._x[:1], (0,)), self._y[:1]
         check_rows(space, w, x, y)
 
     def close(self) -> None:
         """Nothing to let go."""
 
-    def solve(self, problems: Iterable[Problem]) -> Iterator[tuple[Problem, Solution]]:
-        listed = list(problems)
-        full = [self._full(p) if p.full_gradient else None for p in listed]
-        if not listed or listed[0].local is None:
-            for problem, gradient in zip(listed, full, strict=True):
+    def begin(self, problems: list[Problem]) -> None:
+        """Nothing runs beside this process."""
+
+    def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
+        full = [self._full(p) if p.full_gradient else None for p in problems]
+        if not problems or problems[0].local is None:
+            for problem, gradient in zip(problems, full, strict=True):
                 yield problem, Solution(None, 0, gradient)
             return
-        plans = [self._plan(p) for p in listed]
-        order = sorted(range(len(listed)), key=lambda i: -len(plans[i]))
-        ends, paths = self._descend([listed[i] for i in order], [plans[i] for i in order])
+        plans = [self._plan(p) for p in problems]
+        order = _longest_first(plans)
+        _, ends, paths = self._descend([problems[i] for i in order], [plans[i] for i in order])
         place = {i: row for row, i in enumerate(order)}
-        for i, problem in enumerate(listed):
+        for i, problem in enumerate(problems):
             end, steps = torch.cat([ends[place[i]], self._rest(problem)]), len(plans[i])
-            path = paths[place[i]] / steps if problem.path_gradient else None
+            path = None if paths is None else paths[place[i]] / steps
             yield problem, Solution(end, steps, full[i], path)
+
+    def mean_delta(self, problems: list[Problem], weights: list[float]) -> Vector:
+        """The mean of start - end, where nothing else is asked for."""
+        plans = [self._plan(p) for p in problems]
+        order = _longest_first(plans)
+        rows, ends, _ = self._descend([problems[i] for i in order], [plans[i] for i in order])
+        total = sum(weights)
+        shares = torch.tensor([weights[i] / total for i in order], dtype=ends.dtype)
+        return shares @ (rows.start - ends)
 
     def _rest(self, problem: Problem) -> Vector:
         return problem.w[self._space.flat.layout.trained :]
 
-    def _plan(self, problem: Problem) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    def _plan(self, problem: Problem) -> Plan:
         """Rows of the data that each step of the visit sees."""
-        i, start = problem.client, int(self._offsets[problem.client])
+        i = problem.client
+        start, stop = int(self._offsets[i]), int(self._offsets[i + 1])
+        steps = self._sgd.whole_steps(stop - start)
+        # The order within a batch matters only to what is drawn for each example.  Not to draw it
+        # takes 0.3 of 1.3 ms off a round of ten digits clients with one batch each.
+        if steps is not None and not self._space.random and self._space.transform is None:
+            return [np.arange(start, stop)] * steps
         random = rng("batches", self._seed, problem.t, i)
-        return [start + index for index in self._sgd.plan(int(self._sizes[i]), random)]
+        return [start + index for index in self._sgd.plan(stop - start, random)]
 
     def _descend(
-        self, problems: list[Problem], plans: list[list[np.ndarray[tuple[int], np.dtype[np.int64]]]]
-    ) -> tuple[Tensor, Tensor]:
+        self, problems: list[Problem], plans: list[Plan]
+    ) -> tuple[_Rows, Tensor, Tensor | None]:
         """SGD on all local problems; clients are sorted by their number of steps, most first."""
         rows = _Rows([p.local for p in problems if p.local is not None])
         rest, lr = self._rest(problems[0]), problems[0].lr
-        y, velocity, paths = rows.start.clone(), torch.zeros(()), torch.zeros_like(rows.start)
+        y, velocity = rows.start.clone(), torch.zeros(())
+        paths = torch.zeros_like(y) if problems[0].path_gradient else None
         for k in range(len(plans[0])):
             active = sum(len(plan) > k for plan in plans)
-            g = torch.empty_like(y[:active])
-            for group in _same_size([plan[k] for plan in plans[:active]]):
-                step = self._step(problems, plans, k, group)
-                g[group] = self._gradient(y, rows, rest, step, group)
-            if problems[0].path_gradient:
+            g = self._gradient(y[:active], rows, rest, problems, [p[k] for p in plans[:active]], k)
+            if paths is not None:
                 paths[:active] += g
             g = self._correct(g, y[:active], rows, active)
             if self._sgd.momentum:
                 velocity = g = self._sgd.momentum * velocity[:active] + g if k else g
             y[:active].sub_(g, alpha=lr)
-        return y, paths
+        return rows, y, paths
 
-    def _step(
+    def _gradient(
         self,
+        y: Tensor,
+        rows: _Rows,
+        rest: Vector,
         problems: list[Problem],
-        plans: list[list[np.ndarray[tuple[int], np.dtype[np.int64]]]],
+        batches: list[Rows],
         k: int,
-        group: list[int],
-    ) -> Step:
+    ) -> Tensor:
+        """Mini-batch gradients, with weight decay; anchored: less those at start."""
+        groups = _same_size(batches)
+        if len(groups) == 1:
+            step = self._step(problems, batches, k)
+            return self._of_group(y, rows.start[: len(y)], rows, rest, step)
+        g = torch.empty_like(y)
+        for group in groups:
+            step = self._step([problems[i] for i in group], [batches[i] for i in group], k)
+            g[group] = self._of_group(y[group], rows.start[group], rows, rest, step)
+        return g
+
+    def _of_group(self, y: Tensor, start: Tensor, rows: _Rows, rest: Vector, step: Step) -> Tensor:
+        g = self._decayed(y, rest, step)
+        return g - self._decayed(start, rest, step) if rows.anchored else g
+
+    def _step(self, problems: list[Problem], batches: list[Rows], k: int) -> Step:
         """The k-th batches of some clients, stacked."""
-        index = torch.from_numpy(np.stack([plans[i][k] for i in group]))
+        index = torch.from_numpy(np.stack(batches))
         x, y = self._x[index], self._y[index]
+        clients = [p.client for p in problems[: len(batches)]]
         if self._space.transform is not None:
-            addresses = [(self._seed, problems[i].t, problems[i].client, k) for i in group]
+            addresses = [(self._seed, problems[0].t, client, k) for client in clients]
             pairs = zip(x, addresses, strict=True)
             x = torch.stack([self._transformed(batch, address) for batch, address in pairs])
-        return Step(x, y, (self._seed, problems[0].t, k, *group))
+        return Step(x, y, (self._seed, problems[0].t, k, *clients))
 
     def _transformed(self, x: Tensor, address: tuple[int, ...]) -> Tensor:
         transform = self._space.transform
         return x if transform is None else transform.train(x, address)
-
-    def _gradient(
-        self, y: Tensor, rows: _Rows, rest: Vector, step: Step, group: list[int]
-    ) -> Tensor:
-        """Mini-batch gradients of some rows, with weight decay; anchored: less those at start."""
-        g = self._decayed(y[group], rest, step)
-        if rows.anchored:
-            g = g - self._decayed(rows.start[group], rest, step)
-        return g
 
     def _decayed(self, w: Tensor, rest: Vector, step: Step) -> Tensor:
         if self._space.random:
@@ -149,7 +177,7 @@ class Batched:
 
     def _full(self, problem: Problem) -> Vector:
         """A client's full gradient at w, weight decay included."""
-        trained, n = self._space.flat.layout.trained, int(self._sizes[problem.client])
+        trained, n = self._space.flat.layout.trained, self._task.data.size(problem.client)
         w, total = problem.w[None, :trained], torch.zeros_like(problem.w[:trained])
         for batch in everything(self._task.data, problem.client, self._seed, problem.t):
             x = self._transformed(batch.x, batch.address)
@@ -162,24 +190,38 @@ class _Rows:
     """The local problems as matrices; what is the same as in FedAvg for all is None."""
 
     def __init__(self, local: list[Local]) -> None:
-        self.start = torch.stack([p.start for p in local])
-        self.anchored = local[0].anchored
+        first = local[0]
+        if all(p is first for p in local):  # one row stands for all
+            local, self.start = [first], first.start.expand(len(local), -1)
+        else:
+            self.start = torch.stack([p.start for p in local])
+        self.anchored = first.anchored
         check(all(p.anchored == self.anchored for p in local), "clients differ in `anchored`.")
         self.scale = self._column([p.scale for p in local], 1.0)
         self.prox = self._column([p.prox for p in local], 0.0)
-        shifts = [torch.as_tensor(p.shift, dtype=self.start.dtype) for p in local]
-        some = any(shift.ndim or float(shift) for shift in shifts)
-        self.shift = torch.stack([s.expand_as(self.start[0]) for s in shifts]) if some else None
+        self.shift = self._shift([p.shift for p in local])
 
     def _column(self, values: list[float], usual: float) -> Tensor | None:
         if all(value == usual for value in values):
             return None
-        return torch.tensor(values, dtype=self.start.dtype)[:, None]
+        return torch.tensor(values, dtype=self.start.dtype)[:, None].expand(len(self.start), 1)
+
+    def _shift(self, values: list[Vector | float]) -> Tensor | None:
+        if not any(isinstance(value, Tensor) or value for value in values):
+            return None
+        one = self.start[0]
+        rows = [torch.as_tensor(value, dtype=one.dtype).expand_as(one) for value in values]
+        return torch.stack(rows).expand_as(self.start)
 
 
-def _same_size(indices: list[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> list[list[int]]:
-    """The positions of batches, grouped by their size."""
+def _longest_first(plans: list[Plan]) -> list[int]:
+    """Places of the plans, those with most steps first."""
+    return sorted(range(len(plans)), key=lambda i: -len(plans[i]))
+
+
+def _same_size(batches: list[Rows]) -> list[list[int]]:
+    """The places of batches, grouped by their size."""
     groups: dict[int, list[int]] = {}
-    for position, index in enumerate(indices):
-        groups.setdefault(len(index), []).append(position)
+    for place, rows in enumerate(batches):
+        groups.setdefault(len(rows), []).append(place)
     return list(groups.values())

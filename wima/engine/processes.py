@@ -1,176 +1,189 @@
-"""The pool of worker processes: persistent, one thread each, vectors and data in shared memory.
+"""The pool of processes: this one and persistent children, one thread each, memory shared.
 
 On a CPU, one process per core with one thread each beats one process with all threads.  Which
-worker solves a problem does not matter for its solution, nor does their number.
+process does a job does not matter for its result, nor does their number.  Jobs are a client's local
+problem, or a batch of examples on which models are evaluated.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import heapq
 import os
 import pickle
 import selectors
-import subprocess
-import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from wima.engine.base import Setup
-from wima.engine.local import Problem, Solution
+from wima.engine.base import Setup, naming
+from wima.engine.child import Child, end
+from wima.engine.local import Problem, Solution, Solver
+from wima.engine.malloc import keep_freed_memory
 from wima.engine.shared import Handle, Shared
 from wima.engine.slots import SlotHandles, Slots, allocate
 from wima.engine.worker import Briefing
 from wima.errors import RunError, UsageError, check
-from wima.evaluation import Evaluation, Metrics
+from wima.evaluation import Evaluation, Metrics, Totals
 from wima.vector import Vector
 
-# Started with -c and the parent's path, so that notebooks and scripts without a main guard work.
-_START = (
-    "import json, sys; sys.path = json.loads(sys.argv[1]); import wima.engine.worker as w; w.main()"
-)
-# One thread; and keep freed memory: glibc hands it back and faults it in again at every step.
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),
-}
-_AHEAD = 2  # problems a worker is sent before it answers, so that it never waits
+Result = TypeVar("Result")
+_AHEAD = 2  # jobs a child is sent before it answers, so that it never waits
 
 
-class Worker:
-    """One child process and the problems it was sent."""
+class Train(NamedTuple):
+    """A job: the local problem at this place of the cohort."""
 
-    def __init__(self, briefing: bytes, descriptors: list[int]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=descriptors,
-            env={**os.environ, **_ENVIRONMENT},
-        )
-        self.slots: deque[int] = deque()  # in the order in which answers will come
-        self._unread = b""
-        self._write(len(briefing).to_bytes(8, "little") + briefing)
+    place: int
+    problem: Problem
 
-    def _write(self, data: bytes) -> None:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(data)
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise RunError(self._obituary()) from None
 
-    def send(self, message: dict[str, Any]) -> None:
-        self.slots.append(message["slot"])
-        self._write(json.dumps(message).encode() + b"\n")
+class Score(NamedTuple):
+    """A job: the models on this batch of the test examples."""
 
-    def receive(self) -> list[dict[str, Any]]:
-        """The answers that have come; waits for one if there is none."""
-        assert self.process.stdout is not None
-        # Read past Python's own buffer: a line that waits there would not wake the selector.
-        while b"\n" not in self._unread:
-            data = os.read(self.process.stdout.fileno(), 65536)
-            if not data:
-                raise RunError(self._obituary())
-            self._unread += data
-        *lines, self._unread = self._unread.split(b"\n")
-        answers = [json.loads(line) for line in lines]
-        for _ in answers[: len(self.slots)]:
-            self.slots.popleft()
-        return answers
-
-    def _obituary(self) -> str:
-        code = self.process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"A worker process (pid {self.process.pid}) {how}."
+    piece: int
+    models: int
 
 
 class Processes:
-    """Solves problems and evaluates models in child processes."""
+    """Solves problems and evaluates models in this process and in children."""
 
     def __init__(self, setup: Setup, w: Vector, workers: int, slots: int, models: int = 1) -> None:
         check(os.name == "posix", "engine 'processes' needs Linux or macOS; use engine 'serial'.")
+        self._setup, self._solver = setup, Solver(setup.task, setup.sgd, setup.seed)
+        self._training: deque[Train] = deque()  # largest first; children take them from the left
+        self._solved: dict[int, Solution | RunError] = {}  # by place
+        self._scoring: deque[Score] = deque()
+        self._scored: dict[int, list[Totals] | RunError] = {}  # by piece
+        self._begun: list[Problem] | None = None
+        self._sent: dict[int, Train | Score] = {}  # by slot
+        self._children: list[Child] = []
         shared = Shared()
-        self._workers: list[Worker] = []
-        self._close = weakref.finalize(self, _end, self._workers, shared)
+        self._close = weakref.finalize(self, end, self._children, shared)
+        keep_freed_memory()
         try:
-            handles = allocate(shared, slots, models, w, len(w[: setup.trained]))
-            self._slots, self._sizes = Slots(handles), setup.task.data.sizes
-            self._start(_dumps(_brief(setup, shared, handles)), workers, shared)
+            rows = slots + _AHEAD * workers  # evaluation and the next round run side by side
+            handles = allocate(shared, rows, models, w, len(w[: setup.trained]))
+            self._slots, self._free = Slots(handles), list(range(rows))
+            self._start(_dumps(_brief(setup, shared, handles)), workers - 1, shared)
         except BaseException:
             self._close()
             raise
-        evaluate = setup.task.evaluate
-        self._evaluation = evaluate if isinstance(evaluate, Evaluation) else None
 
     @property
     def can_evaluate(self) -> bool:
-        """Whether workers can evaluate: a task of plain functions is evaluated by its owner."""
-        return self._evaluation is not None
+        """Whether children can evaluate: a task of plain functions is evaluated by its owner."""
+        return isinstance(self._setup.task.evaluate, Evaluation)
 
-    def _start(self, briefing: bytes, workers: int, shared: Shared) -> None:
-        for _ in range(workers):
-            self._workers.append(Worker(briefing, shared.descriptors))
-        for worker in self._workers:
-            worker.receive()  # ready
+    def _start(self, briefing: bytes, children: int, shared: Shared) -> None:
+        for _ in range(children):
+            self._children.append(Child(briefing, shared.descriptors))
+        for child in self._children:
+            child.receive()  # ready
 
     def close(self) -> None:
         self._close()
 
-    def solve(self, problems: Iterable[Problem]) -> Iterator[tuple[Problem, Solution]]:
-        listed = list(problems)
-        if not listed:
-            return
-        self._slots.w.copy_(listed[0].w)
-        messages = [self._slots.put(slot, problem) for slot, problem in enumerate(listed)]
-        messages.sort(key=lambda m: -self._sizes[m["client"]])  # largest first: no late straggler
-        t = listed[0].t
-        names = [f"round {t}, client {problem.client}, local training" for problem in listed]
-        answers = self._gather(deque(messages), names)
-        for slot, problem in enumerate(listed):
-            yield problem, self._slots.get_solution(slot, problem, answers[slot]["steps"])
+    def begin(self, problems: list[Problem]) -> None:
+        """Let children start on problems that `solve` will be asked for next."""
+        self._begun = problems
+        self._solved.clear()
+        self._slots.w.copy_(problems[0].w)
+        size = self._setup.task.data.size
+        jobs = [Train(place, problem) for place, problem in enumerate(problems)]
+        jobs.sort(key=lambda job: -size(job.problem.client))  # no late straggler
+        self._training = deque(jobs)
+        self._feed()
+
+    def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
+        """Solutions in the order of the problems, as soon as they are there."""
+        if problems is not self._begun:
+            self.begin(problems)
+        self._begun = None
+        for place, problem in enumerate(problems):
+            while place not in self._solved:
+                self._work()
+            yield problem, _good(self._solved.pop(place))
 
     def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
-        """All models in one pass over the examples, in pieces."""
-        assert self._evaluation is not None
+        """All models in one pass over the examples, in pieces; before any training."""
+        evaluation = self._setup.task.evaluate
+        assert isinstance(evaluation, Evaluation)
         for row, w in zip(self._slots.models, models.values(), strict=True):
             row.copy_(w)
-        pieces = range(self._evaluation.pieces)
-        messages = deque({"slot": k, "piece": k, "models": len(models)} for k in pieces)
-        answers = self._gather(messages, [f"evaluation, batch {k}" for k in pieces])
-        results = self._evaluation.combine([answers[k]["scores"] for k in pieces])
+        pieces = range(evaluation.pieces)
+        self._scored.clear()
+        self._scoring = deque(Score(piece, len(models)) for piece in pieces)
+        while len(self._scored) < len(pieces):
+            self._work()
+        results = evaluation.combine([_good(self._scored[piece]) for piece in pieces])
         return dict(zip(models, results, strict=True))
 
-    def _gather(self, queue: deque[dict[str, Any]], names: list[str]) -> dict[int, dict[str, Any]]:
-        """Hand out all messages, take in all answers by slot; names tell where an error was."""
-        answers: dict[int, dict[str, Any]] = {}
-        with selectors.DefaultSelector() as selector:
-            for worker in self._workers:
-                assert worker.process.stdout is not None
-                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-            self._feed(queue)
-            while len(answers) < len(names):
-                for key, _ in selector.select():
-                    for answer in key.data.receive():
-                        answers[answer["slot"]] = _good(answer, names)
-                    self._feed(queue)
-        return answers
+    def _work(self) -> None:
+        """Feed the children, then take in answers, or do a job here, or wait for an answer."""
+        self._feed()
+        queue = self._scoring or self._training
+        if self._receive(wait=not queue) or not queue:
+            return
+        self._do(queue.pop())  # the smallest: children must not wait for this process
 
-    def _feed(self, queue: deque[dict[str, Any]]) -> None:
+    def _feed(self) -> None:
         for room in range(1, _AHEAD + 1):
-            for worker in self._workers:
-                if queue and len(worker.slots) < room:
-                    worker.send(queue.popleft())
+            for child in self._children:
+                queue = self._scoring or self._training
+                if queue and len(child.slots) < room:
+                    self._send(child, queue.popleft())
+
+    def _send(self, child: Child, job: Train | Score) -> None:
+        slot = heapq.heappop(self._free)  # the lowest: pages of others need not exist
+        self._sent[slot] = job
+        if isinstance(job, Train):
+            child.send(self._slots.put(slot, job.problem))
+        else:
+            child.send({"slot": slot, "piece": job.piece, "models": job.models})
+
+    def _receive(self, wait: bool) -> bool:
+        """Take in what children have answered; whether there was anything."""
+        with selectors.DefaultSelector() as selector:
+            for child in self._children:
+                assert child.process.stdout is not None
+                selector.register(child.process.stdout, selectors.EVENT_READ, child)
+            ready = selector.select(None if wait else 0)
+        for key, _ in ready:
+            for answer in key.data.receive():
+                self._take(answer)
+        return bool(ready)
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        slot = answer["slot"]
+        job = self._sent.pop(slot)
+        error = _error(job, answer) if "error" in answer else None
+        if isinstance(job, Score):
+            self._scored[job.piece] = error or answer["scores"]
+        else:
+            solution = error or self._slots.get_solution(slot, job.problem, answer["steps"])
+            self._solved[job.place] = solution
+        heapq.heappush(self._free, slot)
+
+    def _do(self, job: Train | Score) -> None:
+        """A job, in this process."""
+        if isinstance(job, Score):
+            evaluation = self._setup.task.evaluate
+            assert isinstance(evaluation, Evaluation)
+            models = list(self._slots.models[: job.models])
+            self._scored[job.piece] = evaluation.piece(job.piece, models)
+            return
+        try:
+            with naming(job.problem.t, "local training", job.problem.client):
+                self._solved[job.place] = self._solver.solve(job.problem)
+        except RunError as error:  # kept: perhaps the round was only begun
+            self._solved[job.place] = error
 
 
 def _brief(setup: Setup, shared: Shared, handles: SlotHandles) -> Briefing:
-    """What workers are told; arrays are shared, not sent."""
+    """What children are told; arrays are shared, not sent."""
     data, evaluate = setup.task.data, setup.task.evaluate
     x, y, offsets = (shared.share(array) for array in (data.x, data.y, data.offsets))
     arrays: list[Handle | None] = [None, None]
@@ -181,13 +194,21 @@ def _brief(setup: Setup, shared: Shared, handles: SlotHandles) -> Briefing:
     return Briefing(task, setup.sgd, setup.seed, x, y, offsets, handles, *arrays)
 
 
-def _good(answer: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The answer, unless it reports an error."""
-    if "error" not in answer:
-        return answer
-    error = RunError(f"{names[answer['slot']]}: {answer['error']}")
+def _error(job: Train | Score, answer: dict[str, Any]) -> RunError:
+    """What a child reports, with the address of the job."""
+    where = f"evaluation, batch {job[0]}"
+    if isinstance(job, Train):
+        where = f"round {job.problem.t}, client {job.problem.client}, local training"
+    error = RunError(f"{where}: {answer['error']}")
     error.add_note(answer["traceback"])
-    raise error
+    return error
+
+
+def _good(result: Result | RunError) -> Result:
+    """The result, unless it is an error."""
+    if isinstance(result, RunError):
+        raise result
+    return result
 
 
 def _dumps(briefing: Briefing) -> bytes:
@@ -198,20 +219,3 @@ def _dumps(briefing: Briefing) -> bytes:
             f"engine 'processes' cannot send this model to its workers ({error}); "
             "use engine 'serial'."
         ) from error
-
-
-def _end(workers: list[Worker], shared: Shared) -> None:
-    """Close the workers' inputs, which ends them; kill what does not end."""
-    for worker in workers:
-        if worker.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                worker.process.stdin.close()
-    for worker in workers:
-        try:
-            worker.process.wait(timeout=10 if not worker.slots else 1)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
-        if worker.process.stdout is not None:
-            worker.process.stdout.close()
-    shared.close()

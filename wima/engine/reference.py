@@ -28,6 +28,9 @@ class Reference:
     def close(self) -> None:
         """Nothing to let go."""
 
+    def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
+        """Nothing runs ahead."""
+
     def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
         return {name: self.setup.task.evaluate(w) for name, w in models.items()}
 

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from wima.algorithms.base import State, Visit
+from wima.algorithms.base import Algorithm, Extra, State, Visit
 from wima.engine.base import RoundState, RunningMean, Setup, evaluate_here, naming
 from wima.engine.local import Problem, Solution, Solver
+from wima.errors import RunError
 from wima.evaluation import Metrics
 from wima.vector import Vector
 
 
 class Pool(Protocol):
-    """Solves problems, drawn as there is room; each comes back, in order, with its solution."""
+    """Solves problems; each comes back, in order, with its solution."""
 
-    def solve(self, problems: Iterable[Problem]) -> Iterator[tuple[Problem, Solution]]: ...
+    def begin(self, problems: list[Problem]) -> None:
+        """The same list is going to be solved next: a pool may start on it."""
+
+    def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Averages(Protocol):
+    """A pool that can hand out the mean of the deltas alone."""
+
+    def mean_delta(self, problems: list[Problem], weights: list[float]) -> Vector: ...
+
+
+class Opening(NamedTuple):
+    """The first problems of a round, which need no other's solution."""
+
+    t: int
+    w: Vector
+    problems: list[Problem]
 
 
 @runtime_checkable
@@ -36,6 +55,12 @@ class Pooled:
 
     def __init__(self, name: str, setup: Setup, pool: Pool) -> None:
         self.name, self.setup, self.pool = name, setup, pool
+        self._begun: Opening | None = None
+        hooks = ("client_init", "client_finish")
+        mine, base = type(setup.algorithm), Algorithm
+        # Then clients have no memory, send their delta alone, and all get the same problem.
+        self._alike = all(getattr(mine, hook) is getattr(base, hook) for hook in hooks)
+        self._averages = pool if self._alike and isinstance(pool, Averages) else None
 
     def close(self) -> None:
         self.pool.close()
@@ -45,12 +70,78 @@ class Pooled:
             return self.pool.evaluate(models)
         return evaluate_here(self.setup.task, models)
 
+    def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
+        """Let the pool start on a round that is going to be played next from this state."""
+        try:
+            self._begun = self._opening(state, t, cohort, lr)
+        except RunError:  # the round itself will say so
+            return
+        self.pool.begin(self._begun.problems)
+
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
+        begun, self._begun = self._begun, None
+        if begun is None or begun.t != t or begun.w is not state.w:
+            begun = self._opening(state, t, cohort, lr)
+        server, problems = state.server, begun.problems
+        if self.setup.algorithm.full_gradient == "cohort":
+            server = self._observe(problems, t, server)
+            problems = self._problems(state, server, t, cohort, lr)
+        return self._finish(state, server, problems, t, lr)
+
+    def _opening(self, state: RoundState, t: int, cohort: list[int], lr: float) -> Opening:
+        """MIME's round opens with full gradients at w, any other with training."""
+        if self.setup.algorithm.full_gradient == "cohort":
+            problems = [Problem(t, i, lr, state.w, None, full_gradient=True) for i in cohort]
+        else:
+            problems = self._problems(state, state.server, t, cohort, lr)
+        return Opening(t, state.w, problems)
+
+    def _observe(self, problems: list[Problem], t: int, server: State) -> State:
+        """Phase A of MIME: the cohort's mean full gradient at w."""
+        gradients = RunningMean()
+        for problem, solution in self.pool.solve(problems):
+            assert solution.gradient is not None
+            gradients.add(solution.gradient, self.setup.weight(problem.client))
+        with naming(t, "observe"):
+            return self.setup.algorithm.observe(gradients.vector, server)
+
+    def _problems(
+        self, state: RoundState, server: State, t: int, cohort: list[int], lr: float
+    ) -> list[Problem]:
+        algorithm, w = self.setup.algorithm, state.w[: self.setup.trained]
+        own, problems, local = algorithm.full_gradient == "own", [], None
+        for i in cohort:
+            if local is None or not self._alike:
+                with naming(t, "local", i):
+                    local = algorithm.local(w, server, state.memory.read(i, w))
+            problems.append(Problem(t, i, lr, state.w, local, own, algorithm.path_gradient))
+        return problems
+
+    def _finish(
+        self, state: RoundState, server: State, problems: list[Problem], t: int, lr: float
+    ) -> RoundState:
+        """Train, and step with the means."""
         setup, algorithm = self.setup, self.setup.algorithm
         w = state.w[: setup.trained]
         rest = state.w[len(w) :]
-        server = self._observe(state, t, cohort, lr)
-        problems = self._problems(state, server, t, cohort, lr)
+        if self._averages is not None:
+            delta = self._averages.mean_delta(problems, [setup.weight(p.client) for p in problems])
+            extra = None
+        else:
+            delta, extra, rest = self._visits(state, server, problems, t, lr)
+        fraction = len(problems) / setup.task.data.num_clients
+        with naming(t, "server_update"):
+            gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
+        step, opt = setup.server_opt.update(gradient, state.opt)
+        return RoundState(torch.cat([w - step, rest]), server, opt, state.memory)
+
+    def _visits(
+        self, state: RoundState, server: State, problems: list[Problem], t: int, lr: float
+    ) -> tuple[Vector, Extra, Vector]:
+        """Each client's visit: the mean delta, the mean extra, and where the rest of w ends."""
+        setup, algorithm = self.setup, self.setup.algorithm
+        w = state.w[: setup.trained]
+        rest = state.w[len(w) :]
         deltas, extras, rests = RunningMean(), RunningMean(), RunningMean()
         for problem, solution in self.pool.solve(problems):
             assert problem.local is not None and solution.end is not None
@@ -61,38 +152,11 @@ class Pooled:
                 extra, client = algorithm.client_finish(visit, server, state.memory.read(i, w))
             state.memory.write(i, client)
             deltas.add(visit.delta, weight)
-            rests.add(rest - end[len(w) :], weight)
+            if len(rest):
+                rests.add(rest - end[len(w) :], weight)
             if extra is not None:
                 extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
-        fraction = len(cohort) / setup.task.data.num_clients
-        with naming(t, "server_update"):
-            gradient, server = algorithm.server_update(
-                w, deltas.vector, extras.value, server, fraction
-            )
-        step, opt = setup.server_opt.update(gradient, state.opt)
-        return RoundState(torch.cat([w - step, rest - rests.vector]), server, opt, state.memory)
-
-    def _problems(
-        self, state: RoundState, server: State, t: int, cohort: list[int], lr: float
-    ) -> Iterator[Problem]:
-        algorithm, w = self.setup.algorithm, state.w[: self.setup.trained]
-        for i in cohort:
-            with naming(t, "local", i):
-                local = algorithm.local(w, server, state.memory.read(i, w))
-            own = algorithm.full_gradient == "own"
-            yield Problem(t, i, lr, state.w, local, own, algorithm.path_gradient)
-
-    def _observe(self, state: RoundState, t: int, cohort: list[int], lr: float) -> State:
-        """Phase A of MIME: the cohort's mean full gradient at w."""
-        if self.setup.algorithm.full_gradient != "cohort":
-            return state.server
-        gradients = RunningMean()
-        problems = [Problem(t, i, lr, state.w, None, full_gradient=True) for i in cohort]
-        for problem, solution in self.pool.solve(problems):
-            assert solution.gradient is not None
-            gradients.add(solution.gradient, self.setup.weight(problem.client))
-        with naming(t, "observe"):
-            return self.setup.algorithm.observe(gradients.vector, state.server)
+        return deltas.vector, extras.value, rest - rests.vector if len(rest) else rest
 
 
 class Serial:
@@ -101,7 +165,10 @@ class Serial:
     def __init__(self, solver: Solver) -> None:
         self._solver = solver
 
-    def solve(self, problems: Iterable[Problem]) -> Iterator[tuple[Problem, Solution]]:
+    def begin(self, problems: list[Problem]) -> None:
+        """Nothing runs beside this process."""
+
+    def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
         for problem in problems:
             with naming(problem.t, "local training", problem.client):
                 solution = self._solver.solve(problem)

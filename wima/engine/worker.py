@@ -19,6 +19,7 @@ import torch
 from wima.data.batches import LocalSGD
 from wima.data.federated import FederatedData
 from wima.engine.local import Solver
+from wima.engine.malloc import keep_freed_memory
 from wima.engine.shared import Handle
 from wima.engine.slots import SlotHandles, Slots
 from wima.evaluation import Evaluation
@@ -42,6 +43,7 @@ class Briefing(NamedTuple):
 def main() -> None:
     """Serve until standard input closes, which it does when the parent ends, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    keep_freed_memory()
     torch.set_num_threads(1)
     inbox, outbox = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the model prints must not look like an answer

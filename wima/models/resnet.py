@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from wima.errors import check
 from wima.models.init import initialise_
+from wima.models.speed import channels_last, every_second_pixel
 
 WIDTHS = (16, 32, 64)
 BLOCKS = 3  # per width: 1 + 3 * 3 * 2 convolutions + 1 linear layer = 20
@@ -50,7 +51,7 @@ class ResNet20(nn.Module):
         initialise_(self, init)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x)).relu_()
+        x = self.norm(self.conv(channels_last(x))).relu_()
         x = self.blocks(x).mean(dim=(2, 3))
         return self.classifier(x)  # type: ignore[no-any-return]
 
@@ -82,7 +83,7 @@ class PadShortcut(nn.Module):
         self.side = (width - inputs) // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.side, self.side))
+        return F.pad(every_second_pixel(x), (0, 0, 0, 0, self.side, self.side))
 
 
 class ConvShortcut(nn.Sequential):

@@ -1,0 +1,86 @@
+"""A child process that works for the pool, as its parent sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from wima.engine.shared import Shared
+from wima.errors import RunError
+
+# Started with -c and the parent's path, so that notebooks and scripts without a main guard work.
+_START = (
+    "import json, sys; sys.path = json.loads(sys.argv[1]); import wima.engine.worker as w; w.main()"
+)
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Child:
+    """One process and the slots of the jobs it was sent."""
+
+    def __init__(self, briefing: bytes, descriptors: list[int]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=descriptors,
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        self.slots: deque[int] = deque()  # in the order in which answers will come
+        self._unread = b""
+        self._write(len(briefing).to_bytes(8, "little") + briefing)
+
+    def _write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(data)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise RunError(self._obituary()) from None
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.slots.append(message["slot"])
+        self._write(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The answers that have come; waits for one if there is none."""
+        assert self.process.stdout is not None
+        # Read past Python's own buffer: a line that waits there would not wake the selector.
+        while b"\n" not in self._unread:
+            data = os.read(self.process.stdout.fileno(), 65536)
+            if not data:
+                raise RunError(self._obituary())
+            self._unread += data
+        *lines, self._unread = self._unread.split(b"\n")
+        answers = [json.loads(line) for line in lines]
+        for _ in answers[: len(self.slots)]:
+            self.slots.popleft()
+        return answers
+
+    def _obituary(self) -> str:
+        code = self.process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"A worker process (pid {self.process.pid}) {how}."
+
+
+def end(children: Sequence[Child], shared: Shared) -> None:
+    """Close the children's inputs, which ends them; kill what does not end."""
+    for child in children:
+        if child.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                child.process.stdin.close()
+    for child in children:
+        try:
+            child.process.wait(timeout=10 if not child.slots else 1)
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+        if child.process.stdout is not None:
+            child.process.stdout.close()
+    shared.close()
