@@ -61,9 +61,13 @@ STOCK = {"digits": MLP, "femnist": StockCNN, "shakespeare": StockLSTM, "cifar": 
 
 def make_model(name: str) -> nn.Module:
     """The model of a workload as one writes it, with the initial weights of wima's."""
-    model = STOCK[name]()
-    if name != "shakespeare":  # torch's LSTM has another second bias
-        model.load_state_dict(make_tuned(name).state_dict())
+    model, tensors = STOCK[name](), make_tuned(name).state_dict()
+    if name == "shakespeare":  # torch's LSTM has another second bias
+        return model
+    if name == "femnist":  # images flattened channel by channel, not pixel by pixel
+        weight = tensors["hidden.weight"].view(-1, 12, 12, 64)
+        tensors["hidden.weight"] = weight.permute(0, 3, 1, 2).flatten(1)
+    model.load_state_dict(tensors)
     return model
 
 

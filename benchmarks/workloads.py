@@ -18,6 +18,7 @@ COHORT = 10
 VOCABULARY = 90
 CHECK = 200  # examples of the fixed batch on which the final models are compared
 BLOCK = 4  # pixels; a side of a block in the patterns of images
+WRONG = 0.1  # share of images with a random label, so that losses do not vanish
 SEED = 0
 
 
@@ -40,7 +41,6 @@ class Workload:
 
 
 WORKLOADS = {
-    # One step per client: at this size bare steps cost what issue 5 measured for them.
     "digits": Workload(
         model="MLP 64-64-10",
         shape=(1, 8, 8),
@@ -106,7 +106,7 @@ def generate(workload: Workload, seed: int = SEED) -> Data:
 def _images(
     workload: Workload, count: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A pattern of blocks per class, under as much noise: learnt in a few rounds."""
+    """A pattern of blocks per class, under as much noise; some labels are wrong."""
     channels, side, _ = workload.shape
     blocks = random.standard_normal((workload.classes, channels, side // BLOCK, side // BLOCK))
     patterns = blocks.repeat(BLOCK, axis=2).repeat(BLOCK, axis=3).astype(np.float32)
@@ -115,7 +115,8 @@ def _images(
     for start in range(0, count, 1000):  # in pieces: CIFAR's patterns would fill 600 MB
         piece = slice(start, start + 1000)
         x[piece] = (x[piece] + patterns[y[piece]]) / 2
-    return x, y
+    wrong = random.random(count) < WRONG
+    return x, np.where(wrong, random.integers(workload.classes, size=count), y)
 
 
 def _sequences(
@@ -141,7 +142,7 @@ def cache() -> Path:
 def _folder(name: str) -> Path:
     w = WORKLOADS[name]
     shape = "x".join(map(str, w.shape))
-    return cache() / "data" / f"{name}-{CLIENTS}x{w.samples}x{shape}-seed{SEED}"
+    return cache() / "data" / f"{name}-{CLIENTS}x{w.samples}x{shape}-seed{SEED}-wrong{WRONG}"
 
 
 def prepare(name: str) -> None:

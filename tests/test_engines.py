@@ -365,3 +365,17 @@ def test_an_error_in_a_round_that_was_begun_is_told_by_that_round(kind):
     assert next(simulation).metrics
     with pytest.raises(ArithmeticError if kind == "cohort" else wima.RunError, match="no"):
         next(simulation)
+
+
+def test_all_engines_take_denormal_numbers_for_zero_and_leave_the_caller_as_it_was():
+    seen = []
+
+    def gradient(w, batch):
+        seen.append(float(torch.tensor(1e-40) * 1))
+        return torch.zeros_like(w)
+
+    task = uneven()._replace(gradient=gradient, workspace=None)
+    for engine in ("reference", "serial"):
+        final(task, engine=engine)
+    assert seen and not any(seen)
+    assert float(torch.tensor(1e-40) * 1) > 0

@@ -34,6 +34,7 @@ def build_task(settings: Settings) -> Task:
         metrics=metrics,
         transform=bundle.transform,
         eval_batch_size=settings.eval_batch_size,
+        device=settings.device,
     )
 
 

@@ -64,7 +64,7 @@ class Choice(BaseModel):
 
 
 class Settings(BaseModel):
-    """Everything that determines a run.  `engine` and `workers` do not change its results."""
+    """Everything that determines a run; `engine`, `workers` and `device` only up to rounding."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -95,7 +95,8 @@ class Settings(BaseModel):
     eval_last: int = 100
     eval_batch_size: int = 256
     engine: str = "auto"
-    workers: int | None = None
+    workers: int | None = None  # processes that train, this one among them
+    device: str = "cpu"  # or cuda, cuda:1, mps
 
     @model_validator(mode="before")
     @classmethod
@@ -117,7 +118,7 @@ class Settings(BaseModel):
     @property
     def run_id(self) -> str:
         """A hash of all that matters for the results."""
-        matters = self.model_dump(mode="json", exclude={"engine", "workers"})
+        matters = self.model_dump(mode="json", exclude={"engine", "workers", "device"})
         return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:10]
 
     @property

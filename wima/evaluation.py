@@ -56,8 +56,8 @@ class Evaluation:
         """What each model scores on the k-th batch."""
         module, transform = self.workspace.module, self.workspace.transform
         place = slice(k * self.batch_size, (k + 1) * self.batch_size)
-        x, y = self.x[place], self.y[place]
-        x = transform.evaluate(x) if transform else x
+        x, y = self.x[place], self.y[place].to(self.workspace.device)
+        x = (transform.evaluate(x) if transform else x).to(self.workspace.device)
         module.eval()
         scores = []
         for w in models:

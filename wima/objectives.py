@@ -49,7 +49,7 @@ class CharacterAccuracy:
     def __call__(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         possible = output.clone()
         possible[..., self._never] = -torch.inf
-        counts = ~torch.isin(y, torch.tensor(self._skip))
+        counts = ~torch.isin(y, torch.tensor(self._skip, device=y.device))
         right = (possible.argmax(dim=-1) == y) & counts
         return right.sum(), counts.sum()
 

@@ -80,7 +80,9 @@ class Simulation:
         layout = setup.task.layout
         self.watch = Watch(averagers, self.state.w, layout.mask if layout else None)
         models = len(self.watch.averagers)
-        self._engine = make_engine(engine, setup, self.state.w, clients_per_round, workers, models)
+        self._engine = make_engine(
+            engine, setup, self.state.w, clients_per_round, workers, models, rounds
+        )
 
     @property
     def engine(self) -> str:

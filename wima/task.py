@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from wima.data.batches import Batch
 from wima.data.federated import FederatedData
 from wima.data.transform import Transform
+from wima.device import seeded
 from wima.errors import RunError, UsageError, check
 from wima.evaluation import Evaluation, Metrics
 from wima.objectives import Loss, Metric, accuracy
-from wima.randomness import torch_seed
 from wima.vector import Flat, Layout, Vector
 from wima.workspace import Workspace
 
@@ -59,16 +59,18 @@ def make_task(
     metrics: Mapping[str, Metric] | None = None,
     transform: Transform | None = None,
     eval_batch_size: int = 256,
+    device: str = "cpu",
 ) -> Task:
     """A task from a torch module, federated training data and test examples (x, y).
 
     A function that makes the model (`lambda: MLP(64)`, or its class) gives new initial weights for
     each seed; a module itself starts every run from its own weights.  `loss` and `metrics` take
     (output, y) and return the mean over the batch; the only metric by default is `accuracy`.
-    `transform` turns stored examples into what the model takes.
+    `transform` turns stored examples into what the model takes.  `device`: where the model and all
+    vectors live; examples stay in memory and follow batch by batch.
     """
     factory = _Copies(model) if isinstance(model, nn.Module) else model
-    workspace = Workspace(factory, loss, transform)
+    workspace = Workspace(factory, loss, transform, device)
     x, y = (part if isinstance(part, Tensor) else torch.from_numpy(part) for part in test)
     check(len(x) == len(y), f"Test x and y must have one length, got {len(x)} and {len(y)}.")
     check(len(x) > 0, "There are no test examples.")
@@ -78,9 +80,8 @@ def make_task(
     layout = workspace.flat.layout
 
     def init(seed: int) -> Vector:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed("init", seed))
-            return Flat(factory()).w.clone()
+        with seeded(torch.device("cpu"), "init", seed):  # the same weights on every device
+            return Flat(factory()).w.to(workspace.device, copy=True)
 
     return Task(data, init, workspace.gradient_at, evaluate, layout.trained, layout, workspace)
 
@@ -91,7 +92,8 @@ def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) 
     workspace.module.eval()
     with torch.no_grad():
         try:
-            output = workspace.module(workspace.transform.evaluate(x) if workspace.transform else x)
+            x = workspace.transform.evaluate(x) if workspace.transform else x
+            output = workspace.module(x.to(workspace.device))
         except RunError:  # the example itself cannot be had
             raise
         except (RuntimeError, ValueError, TypeError) as error:

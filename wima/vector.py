@@ -77,7 +77,7 @@ class Flat:
         layout = _layout(self.module, trained, rest)
         tensors = trained | rest
         w = torch.cat([tensors[name].detach().reshape(-1) for name in layout.slices])
-        g = torch.zeros(layout.trained, dtype=w.dtype)
+        g = torch.zeros(layout.trained, dtype=w.dtype, device=w.device)
         for name in trained:
             trained[name].data = layout.view(w, name)
             trained[name].grad = g[layout.slices[name]].view(layout.shapes[name])
@@ -110,7 +110,8 @@ def _refuse(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         found = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
         raise UsageError(f"All parameters and buffers must have one dtype, but {found}.")
     # A tied weight that is one Parameter under two names is fine: it is listed once.
-    spans = sorted((tensor.data_ptr(), tensor.nbytes, name) for name, tensor in tensors.items())
+    stored = ((t.data_ptr(), t.nbytes, name) for name, t in tensors.items() if not t.is_meta)
+    spans = sorted(stored)
     for (start, length, first), (following, _, second) in pairwise(spans):
         check(
             start + length <= following,

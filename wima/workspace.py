@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from wima.data.batches import Batch
 from wima.data.transform import Transform
+from wima.device import find_device, seeded
 from wima.objectives import Loss
-from wima.randomness import torch_seed
 from wima.vector import Flat, Vector
 
 
@@ -23,10 +23,15 @@ class Workspace:
     """
 
     def __init__(
-        self, factory: Callable[[], nn.Module], loss: Loss, transform: Transform | None = None
+        self,
+        factory: Callable[[], nn.Module],
+        loss: Loss,
+        transform: Transform | None = None,
+        device: str = "cpu",
     ) -> None:
         self._factory, self.loss, self.transform = factory, loss, transform
-        self.module = factory()
+        self.device = find_device(device)
+        self.module = factory().to(self.device)
         self.flat = Flat(self.module)
         self.w, self.g = self.flat.w, self.flat.g
         self._parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
@@ -36,7 +41,7 @@ class Workspace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker builds its own module: only how to make it travels, not the numbers.
-        return Workspace, (self._factory, self.loss, self.transform)
+        return Workspace, (self._factory, self.loss, self.transform, str(self.device))
 
     def gradient(self, batch: Batch) -> Vector:
         """The gradient of the mean loss at `self.w`, in `self.g`; statistics in `self.w` move."""
@@ -62,7 +67,7 @@ class Workspace:
         with self._seeded(batch.address):
             counters = [c.clone() for c in self._counters]  # must not carry over to others
             x = self.transform.train(batch.x, batch.address) if self.transform else batch.x
-            loss = self.loss(self.module(x), batch.y)
+            loss = self.loss(self.module(x.to(self.device)), batch.y.to(self.device))
             gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
             for counter, before in zip(self._counters, counters, strict=True):
                 counter.copy_(before)
@@ -75,8 +80,7 @@ class Workspace:
         if not self.random:
             yield
             return
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed("layers", *address))
+        with seeded(self.device, "layers", *address):
             yield
 
     def gradient_at(self, w: Vector, batch: Batch) -> Vector:

@@ -1,6 +1,7 @@
 """The floor: the SGD steps of a round, split over two processes with one thread each.
 
 Nothing else happens: no sampling, no copies of the model, no mean, no messages within a turn.
+Freed memory is kept, as wima's engines keep it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ class Steps:
         import torch
 
         from benchmarks.models import make_model, train
+        from wima.engine.malloc import keep_freed_memory
 
         torch.set_num_threads(1)
+        keep_freed_memory()
         workload, data, model = WORKLOADS[name], load(name), make_model(name)
         optimizer = torch.optim.SGD(model.parameters(), lr=workload.lr)
         clients = [

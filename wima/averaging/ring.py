@@ -11,7 +11,7 @@ class Ring:
     """The last `length` vectors pushed.  Memory is reserved at once and touched as it fills."""
 
     def __init__(self, length: int, like: Vector) -> None:
-        self.rows = torch.empty((length, like.numel()), dtype=like.dtype)
+        self.rows = torch.empty((length, like.numel()), dtype=like.dtype, device=like.device)
         self.count = 0  # vectors pushed so far
 
     def push(self, w: Vector) -> None:

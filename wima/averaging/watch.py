@@ -31,7 +31,7 @@ class Watch:
         parts = {a.part for a in averagers.values()} - {"all"}
         if parts and mask is None:
             raise UsageError(f"part={parts.pop()!r} needs a model whose layers are known.")
-        self._masks = {part: mask(part) for part in parts} if mask else {}
+        self._masks = {part: mask(part).to(w.device) for part in parts} if mask else {}
         self.states = {name: a.init(w) for name, a in self.averagers.items()}
         self.ring = Ring(max(a.history for a in self.averagers.values()), w)
 

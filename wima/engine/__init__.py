@@ -1,10 +1,11 @@
-"""Engines play rounds: `reference` plainly, `serial` in this process, `processes` in several."""
+"""Engines play rounds: `reference` plainly, `serial` in this process, `processes` in several,
+`batched` with all clients at once; `auto` is the fastest of the last three.
+"""
 
 from __future__ import annotations
 
-import os
-
 from wima.engine.base import Engine, Setup
+from wima.engine.choice import choose, cores
 from wima.engine.local import Solver
 from wima.engine.processes import Processes
 from wima.engine.reference import Reference
@@ -13,7 +14,6 @@ from wima.errors import UsageError, unknown
 from wima.vector import Vector
 
 NAMES = ("auto", "reference", "serial", "processes", "batched")
-SMALL = 100_000  # parameters; below, messages to workers cost more than a second core gives
 
 
 def make_engine(
@@ -23,10 +23,11 @@ def make_engine(
     clients_per_round: int,
     workers: int | None = None,
     models: int = 1,
+    rounds: int = 1,
 ) -> Engine:
-    """The engine of that name; `auto` takes processes for large models on several cores."""
+    """The engine of that name, ready to evaluate so many models."""
     if name == "auto":
-        return _auto(setup, w, clients_per_round, workers, models)
+        return _auto(setup, w, clients_per_round, workers, models, rounds)
     if name == "reference":
         return Reference(setup)
     if name == "serial":
@@ -42,18 +43,19 @@ def make_engine(
 
 
 def _auto(
-    setup: Setup, w: Vector, clients_per_round: int, workers: int | None, models: int
+    setup: Setup, w: Vector, clients_per_round: int, workers: int | None, models: int, rounds: int
 ) -> Engine:
-    large = len(w) >= SMALL and min(cores(), clients_per_round) > 1
-    if (large or workers) and workers != 1:
+    """On a GPU, `batched` if it can; who names a number of workers gets them; else the fastest."""
+
+    def make(name: str, setup: Setup) -> Engine:
+        return make_engine(name, setup, w, clients_per_round, workers, models)
+
+    if w.device.type != "cpu":
         try:
-            return make_engine("processes", setup, w, clients_per_round, workers, models)
+            return make("batched", setup)
         except UsageError:
-            if workers:
-                raise
-    return make_engine("serial", setup, w, clients_per_round)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            return make("serial", setup)
+    if workers and workers > 1:
+        return make("processes", setup)
+    several = workers is None and min(cores(), clients_per_round) > 1
+    return make(choose(make, setup, clients_per_round, rounds, several), setup)

@@ -7,7 +7,7 @@ another order.  Clients with more steps come first, so that each step works on t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from wima.algorithms.base import Local
 from wima.data.batches import everything
+from wima.device import seeded
 from wima.engine.base import Setup
 from wima.engine.local import Problem, Solution
 from wima.engine.rows import RowGradients, check_rows
 from wima.errors import check
-from wima.randomness import rng, torch_seed
+from wima.randomness import rng
 from wima.vector import Vector
 
 Rows: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]  # of the data
@@ -45,9 +46,11 @@ class Batched:
         self._space, self._gradients = space, RowGradients(space)
         data = setup.task.data
         self._x, self._y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+        if space.transform is None:  # a transform works where the examples are stored
+            self._x = self._x.to(space.device)
         self._offsets = np.asarray(data.offsets)
         x, y = self._transformed(self._x[:1], (0,)), self._y[:1]
-        check_rows(space, w, x, y)
+        check_rows(space, w, x.to(space.device), y.to(space.device))
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -76,7 +79,7 @@ class Batched:
         order = _longest_first(plans)
         rows, ends, _ = self._descend([problems[i] for i in order], [plans[i] for i in order])
         total = sum(weights)
-        shares = torch.tensor([weights[i] / total for i in order], dtype=ends.dtype)
+        shares = torch.tensor([weights[i] / total for i in order], **_like(ends))
         return shares @ (rows.start - ends)
 
     def _rest(self, problem: Problem) -> Vector:
@@ -100,7 +103,7 @@ class Batched:
         """SGD on all local problems; clients are sorted by their number of steps, most first."""
         rows = _Rows([p.local for p in problems if p.local is not None])
         rest, lr = self._rest(problems[0]), problems[0].lr
-        y, velocity = rows.start.clone(), torch.zeros(())
+        y, velocity = rows.start.clone(), torch.zeros((), device=rows.start.device)
         paths = torch.zeros_like(y) if problems[0].path_gradient else None
         for k in range(len(plans[0])):
             active = sum(len(plan) > k for plan in plans)
@@ -146,6 +149,7 @@ class Batched:
             addresses = [(self._seed, problems[0].t, client, k) for client in clients]
             pairs = zip(x, addresses, strict=True)
             x = torch.stack([self._transformed(batch, address) for batch, address in pairs])
+        x, y = x.to(self._space.device), y.to(self._space.device)
         return Step(x, y, (self._seed, problems[0].t, k, *clients))
 
     def _transformed(self, x: Tensor, address: tuple[int, ...]) -> Tensor:
@@ -154,8 +158,7 @@ class Batched:
 
     def _decayed(self, w: Tensor, rest: Vector, step: Step) -> Tensor:
         if self._space.random:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(torch_seed("layers", *step.address))
+            with seeded(self._space.device, "layers", *step.address):
                 g = self._gradients(w, rest, step.x, step.y)
         else:
             g = self._gradients(w, rest, step.x, step.y)
@@ -181,7 +184,8 @@ class Batched:
         w, total = problem.w[None, :trained], torch.zeros_like(problem.w[:trained])
         for batch in everything(self._task.data, problem.client, self._seed, problem.t):
             x = self._transformed(batch.x, batch.address)
-            step = Step(x[None], batch.y[None], batch.address)
+            x, y = x.to(w.device), batch.y.to(w.device)
+            step = Step(x[None], y[None], batch.address)
             total.add_(self._decayed(w, self._rest(problem), step)[0], alpha=len(batch.x))
         return total / n
 
@@ -204,14 +208,18 @@ class _Rows:
     def _column(self, values: list[float], usual: float) -> Tensor | None:
         if all(value == usual for value in values):
             return None
-        return torch.tensor(values, dtype=self.start.dtype)[:, None].expand(len(self.start), 1)
+        return torch.tensor(values, **_like(self.start))[:, None].expand(len(self.start), 1)
 
     def _shift(self, values: list[Vector | float]) -> Tensor | None:
         if not any(isinstance(value, Tensor) or value for value in values):
             return None
         one = self.start[0]
-        rows = [torch.as_tensor(value, dtype=one.dtype).expand_as(one) for value in values]
+        rows = [torch.as_tensor(value, **_like(one)).expand_as(one) for value in values]
         return torch.stack(rows).expand_as(self.start)
+
+
+def _like(tensor: Tensor) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "device": tensor.device}
 
 
 def _longest_first(plans: list[Plan]) -> list[int]:

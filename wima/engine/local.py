@@ -59,7 +59,7 @@ class Solver:
         space = None if local.anchored else self.task.workspace
         whole = torch.empty_like(problem.w) if space is None else space.w
         whole[:trained], whole[trained:] = local.start, problem.w[trained:]
-        y, velocity, k = whole[:trained], torch.zeros(()), 0
+        y, velocity, k = whole[:trained], torch.zeros((), device=problem.w.device), 0
         plain = space is not None and path is None and self._is_plain(local)
         for batch in batches(self.task.data, problem.client, self.sgd, self.seed, problem.t):
             k += 1

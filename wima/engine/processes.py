@@ -52,6 +52,11 @@ class Processes:
 
     def __init__(self, setup: Setup, w: Vector, workers: int, slots: int, models: int = 1) -> None:
         check(os.name == "posix", "engine 'processes' needs Linux or macOS; use engine 'serial'.")
+        check(
+            w.device.type == "cpu",
+            f"engine 'processes' works on the CPU, but the task is on {w.device}; "
+            "use 'batched' or 'serial'.",
+        )
         self._setup, self._solver = setup, Solver(setup.task, setup.sgd, setup.seed)
         self._training: deque[Train] = deque()  # largest first; children take them from the left
         self._solved: dict[int, Solution | RunError] = {}  # by place
@@ -133,7 +138,9 @@ class Processes:
         for room in range(1, _AHEAD + 1):
             for child in self._children:
                 queue = self._scoring or self._training
-                if queue and len(child.slots) < room:
+                # None hoards the last jobs: beyond its first, a child leaves one for each process.
+                least = 0 if room == 1 else len(self._children)
+                if len(queue) > least and len(child.slots) < room:
                     self._send(child, queue.popleft())
 
     def _send(self, child: Child, job: Train | Score) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from wima.device import seeded
 from wima.errors import UsageError, check
 from wima.vector import Vector
 from wima.workspace import Workspace
@@ -84,7 +85,7 @@ def check_rows(space: Workspace, w: Vector, x: Tensor, y: Tensor) -> None:
     """Raise `UsageError` if the model's operators cannot be vectorised."""
     rows, trained = RowGradients(space), space.flat.layout.trained
     try:
-        with torch.random.fork_rng(devices=[]):
+        with seeded(space.device, "layers", 0):
             rows.plain(w[None, :trained], w[trained:], x[None], y[None])
     except UsageError:
         raise

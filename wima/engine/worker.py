@@ -45,6 +45,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     keep_freed_memory()
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     inbox, outbox = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the model prints must not look like an answer
     size = int.from_bytes(inbox.read(8), "little")
