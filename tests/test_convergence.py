@@ -222,6 +222,7 @@ def remember(server: Any, clients: Sequence[Any]) -> Callable[[wima.Simulation],
         simulation.state = simulation.state._replace(server=server)
         for i, client in enumerate(clients):
             simulation.state.memory.write(i, client)
+        simulation.state.memory.commit()
 
     return prepare
 

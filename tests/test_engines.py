@@ -269,14 +269,16 @@ def test_an_error_in_a_clients_training_names_round_and_client_and_ends_the_work
     assert not alive(workers)
 
 
-def test_a_killed_worker_is_reported_with_its_signal_and_the_others_end():
-    simulation = wima.simulate(uneven(), **IN_PROCESSES)
-    workers = simulation._engine.pool._children
-    next(simulation)
-    os.kill(workers[0].process.pid, signal.SIGKILL)
-    with pytest.raises(wima.RunError, match=f"killed by signal {int(signal.SIGKILL)}"):
+def test_a_killed_worker_is_replaced_and_nothing_changes():
+    with wima.simulate(uneven(), **IN_PROCESSES) as simulation:
+        workers = simulation._engine.pool._children
         next(simulation)
-    assert not alive(workers)
+        (first,) = alive(workers)
+        os.kill(first, signal.SIGKILL)
+        for _ in simulation:
+            assert alive(workers) and alive(workers) != [first]
+    expected = wima.run(uneven(), **{**IN_PROCESSES, "engine": "serial"}).vectors["plain"]
+    assert torch.equal(simulation.w, expected) and not alive(workers)
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])

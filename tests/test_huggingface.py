@@ -132,7 +132,7 @@ import json, sys, time
 import numpy as np
 from wima.data.batches import LocalSGD, batches
 from wima.data.federated import FederatedData
-from wima.simulation import uniform_cohorts
+from wima.cohorts import uniform_cohorts
 
 def peak():  # in bytes; getrusage would count the parent's memory before exec, too
     status = open("/proc/self/status").read()

@@ -83,8 +83,10 @@ def whole_lines(folder: Path) -> int:
 def test_a_finished_run_has_all_its_files(finished):
     names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     models = {f"models/{name}.safetensors" for name in ("plain", "wima2", "wima4")}
-    texts = {"settings.toml", "environment.json", "records.jsonl", "status.json"}
-    assert names == models | texts | {"curves.png"}
+    texts = {"settings.toml", "environment.json", "records.jsonl", "times.jsonl", "status.json"}
+    files = {name for name in names if not name.startswith("checkpoints/")}
+    assert files == models | texts | {"curves.png", "lock"}
+    assert f"checkpoints/{ROUNDS:09d}.json" in names
     assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert list(finished.parent.iterdir()) == [finished]  # and nothing is left beside it
 
@@ -108,6 +110,13 @@ def test_records_have_a_line_per_round_with_metrics_where_evaluated(finished):
         assert list(line["metrics"]) in ([], ["plain", "wima2", "wima4"])
         for metrics in line["metrics"].values():
             assert 0 <= metrics["accuracy"] <= 1 and metrics["loss"] > 0
+
+
+def test_how_long_rounds_took_is_in_a_file_of_its_own(finished):
+    times = [json.loads(line) for line in (finished / "times.jsonl").read_text().splitlines()]
+    assert [line["t"] for line in times] == list(range(1, ROUNDS + 1))
+    assert all(line["seconds"] > 0 for line in times)
+    assert "seconds" not in (finished / "records.jsonl").read_text()
 
 
 def test_saved_models_are_those_of_the_simulation_by_name(finished):
@@ -138,8 +147,8 @@ def test_the_settings_of_a_run_repeat_it_byte_for_byte(finished, tmp_path, monke
     assert (again / "settings.toml").read_text() == (finished / "settings.toml").read_text()
     for model in (finished / "models").iterdir():
         assert (again / "models" / model.name).read_bytes() == model.read_bytes()
-    metrics = [[r["metrics"] for r in read_run(path).records] for path in (finished, again)]
-    assert metrics[0] == metrics[1]
+    records = [(path / "records.jsonl").read_bytes() for path in (finished, again)]
+    assert records[0] == records[1]
 
 
 def test_a_summary_takes_mean_and_deviation_over_the_last_rounds(finished):
@@ -202,7 +211,7 @@ def test_ctrl_c_while_models_are_evaluated_counts_the_rounds_recorded(here, tmp_
 
 
 def test_ctrl_c_before_the_first_round_says_so_and_writes_nothing(here, tmp_path, monkeypatch):
-    def interrupted(settings):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("wima.launch.build", interrupted)
@@ -234,7 +243,7 @@ def test_a_run_that_fails_keeps_its_records_and_the_reason(here, tmp_path, monke
 
 @pytest.fixture
 def folder(tmp_path) -> RunFolder:
-    return RunFolder(tmp_path / "r", make_settings({"rounds": 3}), {"engine": "serial"})
+    return RunFolder.create(tmp_path / "r", make_settings({"rounds": 3}), {"engine": "serial"})
 
 
 def record(t: int, **accuracies: float) -> Record:
@@ -273,7 +282,7 @@ def test_numbers_that_json_does_not_have_become_null_and_read_as_nan(folder):
 def test_a_run_folder_is_never_written_over(folder):
     folder.close("done")
     with pytest.raises(UsageError, match="exists already"):
-        RunFolder(folder.path, make_settings({}), {})
+        RunFolder.create(folder.path, make_settings({}), {})
 
 
 @pytest.mark.parametrize("content", [{}, {"notes.txt": "hello"}, {"settings.toml": "[tool]\n"}])

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
 
 from wima import algorithms, averaging, data, models, schedules, server_opt
+from wima.checks import is_number
 from wima.config import Settings
+from wima.errors import check
+from wima.faults import Faults
 from wima.objectives import objective
+from wima.plan import check_plan, make_plan
 from wima.simulation import Simulation, simulate
+from wima.store import Segments, Storage
 from wima.task import Task, make_task
 
 
@@ -44,13 +52,38 @@ def _shape(bundle: data.Bundle) -> tuple[int, ...]:
     return tuple((bundle.transform.evaluate(x) if bundle.transform else x).shape[1:])
 
 
-def build(settings: Settings) -> Simulation:
-    """A simulation that is ready to run."""
+def storage(settings: Settings, folder: Path | None) -> Storage:
+    """Where past models and the memory of clients are kept."""
+    budget = settings.client_memory_gb
+    check(
+        budget is None or (is_number(budget) and budget >= 0),
+        f"client_memory_gb must be a number of at least 0, got {budget!r}.",
+    )
+    store = None if folder is None else Segments(folder)
+    return Storage(
+        store,
+        mapped_window=store is not None and settings.window_store == "files",
+        client_bytes=float("inf") if budget is None else budget * 1e9,
+        dtype=None if settings.store_dtype == "float32" else torch.bfloat16,
+    )
+
+
+def build(
+    settings: Settings,
+    folder: Path | None = None,
+    tell: Callable[[str], object] = lambda line: None,
+) -> Simulation:
+    """A simulation that is ready to run; folder: for what is kept in files; tell: gets the plan."""
     algorithm = settings.algorithm.make("algorithm", algorithms.BY_NAME)
     server = settings.server.make("server optimizer", server_opt.BY_NAME)
     averagers = [choice.make("averager", averaging.BY_NAME) for choice in settings.averagers]
+    task = build_task(settings)
+    if folder is not None:
+        plan = make_plan(settings, task, algorithm, averagers)
+        check_plan(plan, settings, folder)
+        tell(plan.in_words(settings))
     return simulate(
-        build_task(settings),
+        task,
         algorithm,
         server_opt=server,
         averagers=averagers,
@@ -65,5 +98,8 @@ def build(settings: Settings) -> Simulation:
         eval_last=settings.eval_last,
         engine=settings.engine,
         workers=settings.workers,
+        faults=Faults(**{n: getattr(settings, n) for n in ("dropout", "stragglers", "exclude")}),
+        diverged=settings.diverged,
+        storage=storage(settings, folder),
         **settings.sgd,
     )

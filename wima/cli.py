@@ -68,6 +68,30 @@ def run(
     _run_and_show(settings, out or default_path(settings))
 
 
+@app.command()
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+) -> None:
+    """Go on with a run that was interrupted, killed or failed, to the same result."""
+    from wima.launch import resume as go_on
+
+    _show(go_on(path), path)
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="The folder that holds run folders.")] = Path(
+        "runs"
+    ),
+) -> None:
+    """List runs: their state, progress and best figures."""
+    from rich.console import Console
+
+    from wima.report.table import runs_table
+
+    Console().print(runs_table(folder))
+
+
 @app.command("list")
 def list_(
     kind: Annotated[
@@ -82,15 +106,22 @@ def list_(
 
 
 def _run_and_show(settings: object, path: Path) -> None:
-    from rich.console import Console
-
     from wima.config import Settings
     from wima.launch import launch
-    from wima.report.summary import draw_curves, summarize
-    from wima.report.table import summary_table
 
     assert isinstance(settings, Settings)
-    finished = launch(settings, path)
+    _show(launch(settings, path), path)
+
+
+def _show(run: object, path: Path) -> None:
+    from rich.console import Console
+
+    from wima.report.summary import draw_curves, summarize
+    from wima.report.table import summary_table
+    from wima.runs import Run
+
+    assert isinstance(run, Run)
+    finished = run
     draw_curves(finished, path / "curves.png")
     Console().print(summary_table(summarize(finished)))
     print(f"Records: {path / 'records.jsonl'}")
@@ -112,7 +143,7 @@ def main() -> None:
 
         if not isinstance(error, Interrupted):
             raise
-        _end(str(error), 130)
+        _end(str(error), error.code)
 
 
 def _end(message: str, code: int) -> None:

@@ -63,6 +63,10 @@ class Choice(BaseModel):
         return partial(made, **self.parameters)
 
 
+HOW = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes", "window_store"}
+HOW |= {"client_memory_gb"}  # how a run is played, not what it gives
+
+
 class Settings(BaseModel):
     """Everything that determines a run; `engine`, `workers` and `device` only up to rounding."""
 
@@ -97,6 +101,15 @@ class Settings(BaseModel):
     engine: str = "auto"
     workers: int | None = None  # processes that train, this one among them
     device: str = "cpu"  # or cuda, cuda:1, mps
+    dropout: float = 0.0  # probability that a client of the cohort never answers
+    stragglers: float = 0.0  # probability that a client does only a part of its steps
+    exclude: bool = False  # leave out clients whose models are not finite
+    diverged: float = 1e4  # times the norm of the initial model, which end the run
+    checkpoint_every: int = 100  # rounds; 0: only by time
+    checkpoint_minutes: float = 10.0  # 0: only by rounds
+    window_store: Literal["memory", "files"] = "memory"  # past models
+    client_memory_gb: float | None = None  # of clients' memory in memory; the rest is in files
+    store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models and clients' memory
 
     @model_validator(mode="before")
     @classmethod
@@ -118,7 +131,7 @@ class Settings(BaseModel):
     @property
     def run_id(self) -> str:
         """A hash of all that matters for the results."""
-        matters = self.model_dump(mode="json", exclude={"engine", "workers", "device"})
+        matters = self.model_dump(mode="json", exclude=HOW)
         return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:10]
 
     @property

@@ -14,8 +14,8 @@ from wima.simulation import Record
 class Progress:
     """Shows each round's accuracy, the pace and the time left."""
 
-    def __init__(self, rounds: int, console: Console | None = None) -> None:
-        self.rounds, self.console = rounds, console or Console()
+    def __init__(self, rounds: int, done: int = 0, console: Console | None = None) -> None:
+        self.rounds, self._done, self.console = rounds, done, console or Console()
         self._begin, self._latest, self._lines = time.perf_counter(), "", max(1, rounds // 10)
         self._bar = progress.Progress(
             progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
@@ -41,11 +41,12 @@ class Progress:
         if record.metrics:
             self._latest = _describe(record)
         seconds = time.perf_counter() - self._begin
-        pace = f"{record.t / max(seconds, 1e-9):.1f} rounds/s"
+        played = record.t - self._done
+        pace = f"{played / max(seconds, 1e-9):.1f} rounds/s"
         self._bar.update(self._task, completed=record.t, description=self._latest, pace=pace)
         last = record.t == self.rounds
         if not self.console.is_terminal and (record.t % self._lines == 0 or last):
-            left = seconds / record.t * (self.rounds - record.t)
+            left = seconds / played * (self.rounds - record.t)
             line = f"round {record.t}/{self.rounds}  {self._latest}  {pace}  {left:.0f} s left"
             self.console.print(line, highlight=False, soft_wrap=True)
 

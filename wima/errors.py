@@ -14,6 +14,10 @@ class RunError(RuntimeError):
     """A run that started well and could not go on."""
 
 
+class Diverged(RunError):  # noqa: N818  (as the state is called)
+    """A run whose model left all bounds."""
+
+
 def check(fact: bool, message: str) -> None:
     """Raise `UsageError(message)` unless the fact holds."""
     if not fact:

@@ -1,20 +1,38 @@
-"""From settings to a finished run folder, with progress on the way."""
+"""From settings to a finished run folder, with progress and checkpoints on the way."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import signal
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+from wima import checkpoint
 from wima.build import build
-from wima.config import Settings
+from wima.checkpoint import Checkpoint
+from wima.config import HOW, Settings
 from wima.console import Progress
-from wima.errors import RunError
-from wima.runs import Run, RunFolder, check_free, read_run
+from wima.errors import Diverged, RunError, UsageError
+from wima.lock import Lock
+from wima.runs import Run, RunFolder, check_free, environment, first_lines, read_run
 from wima.simulation import Simulation
+from wima.store import Segments
+
+FOLDER = "checkpoints"  # in the run folder
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
     """The user stopped the run; the message says how far it came."""
+
+    def __init__(self, message: str, code: int = 130) -> None:
+        super().__init__(message)
+        self.code = code  # of the process
 
 
 def default_path(settings: Settings) -> Path:
@@ -27,38 +45,159 @@ def launch(settings: Settings, path: Path) -> Run:
     """Run the settings and record the run at `path`; nothing is written before all is checked."""
     check_free(path)
     try:
-        with build(settings) as simulation:
-            folder = RunFolder(path, settings, simulation.facts())
-            _record(simulation, folder)
+        with build(settings, path / FOLDER, print) as simulation:
+            folder = RunFolder.create(path, settings, simulation.facts())
+            Player(simulation, folder, settings).play()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
 
 
-def _record(simulation: Simulation, folder: RunFolder) -> None:
-    """Play all rounds; however that ends, the folder says so."""
+def resume(path: Path) -> Run:
+    """Go on with a run from its newest whole checkpoint; from the start if there is none."""
+    run = read_run(path)
+    lock = Lock(path)
     try:
-        _play(simulation, folder)
-    except KeyboardInterrupt:
-        folder.close("interrupted")
-        raise Interrupted(
-            f"Interrupted after {folder.done} of {simulation.rounds} rounds; "
-            f"the records up to there are in {folder.path}."
-        ) from None
-    except Exception as error:
-        folder.close("failed", reason=str(error))
-        details = folder.path / "error.txt"
-        details.write_text(traceback.format_exc(), encoding="utf-8")
+        if run.status["state"] == "done":
+            raise UsageError(f"The run in {path} is done; there is nothing to resume.")
+        engine = run.environment.get("engine", run.settings.engine)
+        settings = run.settings.model_copy(update={"engine": engine})
+        with build(settings, path / FOLDER) as simulation:
+            store = simulation.store or Segments(path / FOLDER)
+            found, wrong = checkpoint.find(store)
+            usable = [c for c in found if _has_records(path, c)]
+            if usable:
+                _check_same(path, usable[0], _identity(settings, simulation))
+                checkpoint.load(simulation, store, usable[0])
+            folder = RunFolder.reopen(path, settings, lock, simulation.t)
+            for reason in wrong:
+                print(f"Skipped a checkpoint: {reason}.")
+            print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
+            Player(simulation, folder, settings).play()
+    finally:
+        lock.release()
+    return read_run(path)
+
+
+def _has_records(path: Path, found: Checkpoint) -> bool:
+    """Whether the records up to the checkpoint are there as they were written."""
+    lines = first_lines(path / "records.jsonl", found.t)
+    return hashlib.sha256(lines).hexdigest() == found.extra.get("records")
+
+
+def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
+    """What must be the same for a run to go on to the same bytes."""
+    around = environment()
+    versions = {name: around[name] for name in ("wima", "torch", "numpy")}
+    matters = settings.model_dump(mode="json", exclude=HOW)
+    return {**matters, "engine": simulation.engine, **versions}
+
+
+def _check_same(path: Path, found: Checkpoint, now: dict[str, Any]) -> None:
+    then = found.identity
+    differ = [
+        f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
+        for name in sorted({*then, *now})
+        if then.get(name) != json.loads(json.dumps(now.get(name)))
+    ]
+    if differ:
+        raise UsageError(
+            f"The checkpoints in {path} were written by another configuration or version, so the "
+            "run cannot go on to the same result:\n  " + "\n  ".join(differ)
+        )
+
+
+class Player:
+    """Plays the rounds that are left; however that ends, the folder says so."""
+
+    def __init__(self, simulation: Simulation, folder: RunFolder, settings: Settings) -> None:
+        self.simulation, self.folder, self.settings = simulation, folder, settings
+        self._store = simulation.store or Segments(folder.path / FOLDER)
+        self._saved, self._when = simulation.t, time.monotonic()
+        self._stop: int | None = None  # the signal that asks to end
+
+    def play(self) -> None:
+        try:
+            with self._signals():
+                self._rounds()
+        except KeyboardInterrupt:
+            self.folder.close("interrupted")
+            raise Interrupted(self._interrupted()) from None
+        except Interrupted:
+            self.folder.close("interrupted")
+            raise
+        except Exception as error:
+            self._fail(error)
+
+    def _rounds(self) -> None:
+        simulation, folder = self.simulation, self.folder
+        with Progress(simulation.rounds, simulation.t) as progress:
+            for record in simulation:
+                folder.append(record)
+                progress.update(record)
+                if self._stop is not None:
+                    self._save()
+                    raise Interrupted(self._interrupted(), 128 + self._stop)
+                if self._due():
+                    self._save()
+        folder.save_models(simulation.vectors(), simulation.setup.task.layout)
+        if self.settings.checkpoint_every or self.settings.checkpoint_minutes:
+            self._save()
+        folder.close("done")
+
+    def _due(self) -> bool:
+        rounds, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
+        by_rounds = bool(rounds) and self.simulation.t - self._saved >= rounds
+        return by_rounds or (bool(minutes) and time.monotonic() - self._when >= 60 * minutes)
+
+    def _save(self) -> None:
+        if self._saved == self.simulation.t and self.simulation.t:
+            return
+        extra = {"records": self.folder.records_sum()}
+        identity = _identity(self.settings, self.simulation)
+        checkpoint.save(self.simulation, self._store, identity, extra)
+        self._saved, self._when = self.simulation.t, time.monotonic()
+
+    def _fail(self, error: Exception) -> None:
+        """Keep what was reached, write down the reason, and raise."""
+        path, done = self.folder.path, self.folder.done
+        if self.simulation.whole and not isinstance(error, Diverged):
+            with contextlib.suppress(Exception):  # the disk may be what failed
+                self._save()
+        self.folder.close("diverged" if isinstance(error, Diverged) else "failed", str(error))
+        details = path / "error.txt"
+        with contextlib.suppress(OSError):
+            details.write_text(traceback.format_exc(), encoding="utf-8")
+        rounds = self.simulation.rounds
+        if isinstance(error, Diverged):
+            raise Diverged(f"The run diverged after {done} of {rounds} rounds: {error}") from error
         raise RunError(
-            f"The run failed after {folder.done} of {simulation.rounds} rounds: {error}\n"
-            f"Details are in {details}."
+            f"The run failed after {done} of {rounds} rounds: {error}\nDetails are in {details}."
         ) from error
 
+    def _interrupted(self) -> str:
+        path, done, rounds = self.folder.path, self.folder.done, self.simulation.rounds
+        return (
+            f"Interrupted after {done} of {rounds} rounds; the records up to there are in {path}. "
+            f"`wima resume {path}` goes on."
+        )
 
-def _play(simulation: Simulation, folder: RunFolder) -> None:
-    with Progress(simulation.rounds) as progress:
-        for record in simulation:
-            folder.append(record)
-            progress.update(record)
-    folder.save_models(simulation.vectors(), simulation.setup.task.layout)
-    folder.close("done")
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """A first Ctrl-C or SIGTERM lets the round finish; a second one ends it at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._stop is not None:
+                raise KeyboardInterrupt
+            self._stop = number
+
+        try:
+            before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: signals are somebody else's
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

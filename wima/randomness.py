@@ -8,7 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 # The stream's number leads the address, because NumPy gives [1, 2] and [1, 2, 0] the same stream.
-STREAMS = {"init": 1, "split": 2, "cohort": 3, "batches": 4, "layers": 5, "check": 6, "augment": 7}
+STREAMS = {
+    "init": 1,
+    "split": 2,
+    "cohort": 3,
+    "batches": 4,
+    "layers": 5,
+    "check": 6,
+    "augment": 7,
+    "faults": 8,
+}
 
 
 def rng(stream: str, *address: int) -> np.random.Generator:

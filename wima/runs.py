@@ -2,13 +2,18 @@
 
 settings.toml      the resolved settings; `wima run settings.toml` repeats the run
 environment.json   versions, machine, command
-records.jsonl      one line per round
-status.json        running, done, interrupted or failed; rounds done
+records.jsonl      one line per round; the same bytes whenever the run is repeated or resumed
+times.jsonl        how long each round took
+status.json        running, done, interrupted, diverged or failed; rounds done
+checkpoints/       what `wima resume` goes on from
 models/*.safetensors   the final models, by name
+lock               held by the process that works on the run
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -22,20 +27,34 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import wima
+from wima.checks import is_count
 from wima.config import Settings, make_settings, read_table
 from wima.errors import UsageError, check
+from wima.lock import Lock
+from wima.machine import processor
 from wima.simulation import Record
+from wima.store import cannot_write, sync
 from wima.vector import Layout, Vector
+
+STATES = ("running", "done", "interrupted", "diverged", "failed")
 
 
 class RunFolder:
-    """Writes one run; the folder must not exist yet."""
+    """Writes one run.  Made by `create` or `reopen`; holds the run's lock until it is closed."""
 
-    def __init__(self, path: Path, settings: Settings, facts: dict[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: Path, rounds: int, lock: Lock, done: int = 0) -> None:
+        self.path, self.done, self._rounds, self._lock = path, done, rounds, lock
+        self._hash = hashlib.sha256((path / "records.jsonl").read_bytes())
+        self._records = (path / "records.jsonl").open("a", encoding="utf-8")
+        self._times = (path / "times.jsonl").open("a", encoding="utf-8")
+
+    @classmethod
+    def create(cls, path: Path, settings: Settings, facts: dict[str, Any]) -> RunFolder:
+        """A new folder, which must not exist yet."""
         check_free(path)
         fresh = None
         try:
@@ -45,35 +64,81 @@ class RunFolder:
             (fresh / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
             _write_json(fresh / "environment.json", {**environment(), **facts})
             _write_json(fresh / "status.json", _status("running", 0, settings.rounds))
-            (fresh / "records.jsonl").touch()
+            for name in ("records.jsonl", "times.jsonl"):
+                (fresh / name).touch()
             fresh.chmod(0o755)
+            lock = Lock(fresh)
             fresh.rename(path)
         except OSError as error:
             raise UsageError(f"Cannot write the run folder {path}: {error.strerror}.") from error
         finally:
             if fresh is not None:
                 shutil.rmtree(fresh, ignore_errors=True)
-        self._rounds, self.done = settings.rounds, 0
-        self._records = (path / "records.jsonl").open("a", encoding="utf-8")
+        return cls(path, settings.rounds, lock)
+
+    @classmethod
+    def reopen(cls, path: Path, settings: Settings, lock: Lock, done: int) -> RunFolder:
+        """Go on after so many rounds; what was recorded of later ones is played again."""
+        try:
+            for name in ("records.jsonl", "times.jsonl"):
+                _replace(path / name, first_lines(path / name, done))
+            shutil.rmtree(path / "models", ignore_errors=True)
+            _write_json(path / "status.json", _status("running", done, settings.rounds))
+            return cls(path, settings.rounds, lock, done)
+        except OSError as error:
+            raise cannot_write(path, error) from error
 
     def append(self, record: Record) -> None:
-        """Add a round's line."""
-        self._records.write(json.dumps(_plain(record), allow_nan=False) + "\n")
-        self._records.flush()
+        """Add a round's line; its time goes to another file: it is never the same twice."""
+        line = json.dumps(_plain(record), allow_nan=False) + "\n"
+        try:
+            for file, text in (
+                (self._records, line),
+                (
+                    self._times,
+                    json.dumps({"t": record.t, "seconds": round(record.seconds, 6)}) + "\n",
+                ),
+            ):
+                file.write(text)
+                file.flush()
+        except OSError as error:
+            raise cannot_write(self.path / "records.jsonl", error) from error
+        self._hash.update(line.encode())
         self.done = record.t
 
+    def records_sum(self) -> str:
+        """The checksum of all records so far, which are on the disk when this returns."""
+        os.fsync(self._records.fileno())
+        return self._hash.hexdigest()
+
     def save_models(self, vectors: dict[str, Vector], layout: Layout | None) -> None:
-        """The final models, each with its tensors by name."""
-        folder = self.path / "models"
-        folder.mkdir()
-        for name, w in vectors.items():
-            tensors = layout.unflatten(w) if layout else {"w": w}
-            save_file({n: t.clone() for n, t in tensors.items()}, folder / f"{name}.safetensors")
+        """The final models, each with its tensors by name; all of them or none."""
+        folder, draft = self.path / "models", self.path / ".models.new"
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            for name, w in vectors.items():
+                tensors = layout.unflatten(w) if layout else {"w": w}
+                save_file({n: t.clone() for n, t in tensors.items()}, draft / f"{name}.safetensors")
+            draft.rename(folder)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise cannot_write(folder, error) from error
 
     def close(self, state: str, reason: str = "") -> None:
-        """Say how the run ended."""
-        self._records.close()
-        _write_json(self.path / "status.json", _status(state, self.done, self._rounds, reason))
+        """Say how the run ended, if that can still be written, and let the lock go."""
+        with contextlib.suppress(OSError):
+            self._records.close()
+            self._times.close()
+        with contextlib.suppress(OSError):
+            _write_json(self.path / "status.json", _status(state, self.done, self._rounds, reason))
+        self._lock.release()
+
+
+def first_lines(path: Path, count: int) -> bytes:
+    """The first lines of a file, whole ones."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return b"".join(line + b"\n" for line in lines[:count])
 
 
 class Run(NamedTuple):
@@ -103,15 +168,27 @@ def read_run(path: Path) -> Run:
     for name in ("settings.toml", "environment.json", "records.jsonl", "status.json"):
         check((path / name).is_file(), f"{path} is not a run folder: no {name} in it.")
     settings = make_settings(read_table(str(path / "settings.toml")))
-    lines = (path / "records.jsonl").read_text(encoding="utf-8").split("\n")
-    records = [
-        json.loads(line) for line in lines[:-1]
-    ]  # what follows the last newline is not whole
-    status, around = (
-        json.loads((path / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("status", "environment")
-    )
+    try:
+        # What follows the last newline is not whole.
+        lines = (path / "records.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+        records = [_record(json.loads(line)) for line in lines]
+        status, around = (
+            json.loads((path / f"{name}.json").read_text(encoding="utf-8"))
+            for name in ("status", "environment")
+        )
+        check(status["state"] in STATES and is_count(status["done"], 0), "status.json")
+        check(isinstance(around, dict), "environment.json")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"The run folder {path} is damaged: {reason:.200}") from None
     return Run(path, settings, status, around, records)
+
+
+def _record(line: Any) -> dict[str, Any]:
+    """A line of records.jsonl, if it is one."""
+    if not is_count(line["t"]) or not all(isinstance(m, dict) for m in line["metrics"].values()):
+        raise ValueError(f"a record reads {line!r:.80}")
+    return line  # type: ignore[no-any-return]
 
 
 def check_free(path: Path) -> None:
@@ -122,8 +199,23 @@ def check_free(path: Path) -> None:
         raise UsageError(f"Cannot write the run folder {path}: {error.strerror}.") from None
     if taken:
         raise UsageError(
-            f"The output folder {path} exists already; choose another with --out, or remove it."
+            f"The output folder {path} exists already; {_advice(path)}choose another with --out, "
+            "or remove it."
         )
+
+
+def _advice(path: Path) -> str:
+    """What can be done with a run that did not come to its end."""
+    try:
+        status = json.loads((path / "status.json").read_text(encoding="utf-8"))
+        if status["state"] == "done":
+            return ""
+        return (
+            f"it holds a run of which {status['done']} of {status['rounds']} rounds are done: "
+            f"`wima resume {path}` goes on with it. Or "
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def free_path(path: Path) -> Path:
@@ -143,19 +235,11 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         **packages,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 def _commit() -> str | None:
@@ -177,8 +261,13 @@ def _status(state: str, done: int, rounds: int, reason: str = "") -> dict[str, A
 
 def _write_json(path: Path, content: Any) -> None:
     """Replace a file in one step, so that a reader sees the old or the new one."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _replace(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_bytes(content)
+    sync(fresh)
     fresh.replace(path)
 
 
@@ -188,4 +277,6 @@ def _plain(record: Record) -> dict[str, Any]:
         model: {name: value if isfinite(value) else None for name, value in values.items()}
         for model, values in record.metrics.items()
     }
-    return {**record._asdict(), "metrics": metrics, "seconds": round(record.seconds, 6)}
+    line = {"t": record.t, "cohort": record.cohort, "lr": record.lr, "metrics": metrics}
+    faults = {"dropped": record.dropped, "excluded": record.excluded}
+    return {**line, **{name: clients for name, clients in faults.items() if clients}}

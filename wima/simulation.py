@@ -15,19 +15,19 @@ from wima.algorithms.base import Algorithm
 from wima.algorithms.fedavg import FedAvg
 from wima.averaging import Averager, Watch, named
 from wima.checks import check_count, check_rate, is_count
+from wima.cohorts import Cohorts, check_cohort_size, checked_cohort, uniform_cohorts
 from wima.data.batches import LocalSGD
 from wima.engine import make_engine
 from wima.engine.base import RoundState, Setup, Weighting, first_state, naming, one_thread
 from wima.engine.guard import untouched
-from wima.errors import RunError, UsageError, check
+from wima.errors import Diverged, RunError, UsageError, check
 from wima.evaluation import Metrics
-from wima.randomness import rng
+from wima.faults import Faults
 from wima.schedules import Constant, Schedule
 from wima.server_opt import SGD, Momentum, ServerOpt
+from wima.store import Storage
 from wima.task import Task
 from wima.vector import Vector
-
-Cohorts = Callable[[int, int], Sequence[int]]  # (seed, t) -> clients
 
 
 class Record(NamedTuple):
@@ -38,6 +38,8 @@ class Record(NamedTuple):
     lr: float
     metrics: dict[str, Metrics]  # name of the model -> metric -> value; empty if not evaluated
     seconds: float
+    dropped: tuple[int, ...] = ()  # clients of the cohort that never answered
+    excluded: tuple[int, ...] = ()  # clients whose models were not finite, see `Faults`
 
 
 class Result(NamedTuple):
@@ -45,16 +47,6 @@ class Result(NamedTuple):
 
     records: list[Record]
     vectors: dict[str, Vector]
-
-
-def uniform_cohorts(num_clients: int, clients_per_round: int) -> Cohorts:
-    """Clients drawn without replacement: a function of (seed, t), the same for every algorithm."""
-
-    def cohort(seed: int, t: int) -> list[int]:
-        drawn = rng("cohort", seed, t).choice(num_clients, clients_per_round, replace=False)
-        return sorted(drawn.tolist())
-
-    return cohort
 
 
 class Simulation:
@@ -72,13 +64,22 @@ class Simulation:
         evaluate_at: Callable[[int], bool],
         engine: str,
         workers: int | None,
+        storage: Storage,
+        diverged: float,
     ) -> None:
         self.setup, self.rounds, self.t = setup, rounds, 0
+        self.whole = True  # whether all state is that after t rounds, not amid one
         self._clients_per_round, self._closed = clients_per_round, False
         self._lr, self._cohorts, self._evaluate_at = lr, cohorts, evaluate_at
-        self.state: RoundState = first_state(setup)
+        self.store = store = storage.store
+        dtype = storage.dtype
+        self.state: RoundState = first_state(
+            setup, store=store, budget=storage.client_bytes, dtype=dtype
+        )
+        self._largest_norm = diverged * max(1.0, _norm(self.state.w))
         layout = setup.task.layout
-        self.watch = Watch(averagers, self.state.w, layout.mask if layout else None)
+        ring = {"mapped": store if storage.mapped_window else None, "dtype": dtype}
+        self.watch = Watch(averagers, self.state.w, layout.mask if layout else None, **ring)
         models = len(self.watch.averagers)
         self._engine = make_engine(
             engine, setup, self.state.w, clients_per_round, workers, models, rounds
@@ -122,32 +123,45 @@ class Simulation:
     def _round(self) -> Record:
         begin, t, lr = time.perf_counter(), self.t, self._lr(self.t)
         cohort = self._cohort(t)
-        self.state = self._engine.round(self.state, t, cohort, lr)
+        answer = self.setup.faults.survivors(self.setup.seed, t, cohort)
+        state = self._state_after(t, answer, lr)
+        self.whole = False
+        state.memory.commit()
+        self.state = state
         self.watch.update(self._served())
         metrics = {}
         if self._evaluate_at(t + 1):
             self._begin(t + 1)
             metrics = self._engine.evaluate(self.vectors())
-        self.t = t + 1
-        return Record(self.t, cohort, lr, metrics, time.perf_counter() - begin)
+        self.t, self.whole = t + 1, True
+        dropped = tuple(client for client in cohort if client not in answer)
+        seconds = time.perf_counter() - begin
+        return Record(self.t, cohort, lr, metrics, seconds, dropped, self.state.excluded)
+
+    def _state_after(self, t: int, cohort: list[int], lr: float) -> RoundState:
+        """Play the round; a round without clients keeps the model."""
+        if not cohort:
+            return self.state._replace(excluded=())
+        state = self._engine.round(self.state, t, cohort, lr)
+        norm = _norm(state.w)
+        if not norm <= self._largest_norm:
+            raise Diverged(
+                f"round {t + 1}: the norm of the model is {norm:.3g}, more than "
+                f"{self._largest_norm:.3g}; a smaller lr may help."
+            )
+        return state
 
     def _begin(self, t: int) -> None:
         """Let workers that find nothing more to evaluate start on the next round."""
         if t < self.rounds:
             with suppress(Exception):  # its own round will say so
-                self._engine.begin(self.state, t, self._cohort(t), self._lr(t))
+                cohort = self.setup.faults.survivors(self.setup.seed, t, self._cohort(t))
+                if cohort:
+                    self._engine.begin(self.state, t, cohort, self._lr(t))
 
     def _cohort(self, t: int) -> list[int]:
-        """The clients of round t, checked: they may come from a user's function."""
-        cohort = [int(client) for client in self._cohorts(self.setup.seed, t)]
-        clients, most = self.setup.task.data.num_clients, self._clients_per_round
-        check(
-            0 < len(set(cohort)) == len(cohort) <= most
-            and all(0 <= client < clients for client in cohort),
-            f"The cohort of round {t} must be 1 to {most} different clients in 0 ... "
-            f"{clients - 1}, got {cohort}.",
-        )
-        return cohort
+        drawn, clients = self._cohorts(self.setup.seed, t), self.setup.task.data.num_clients
+        return checked_cohort(drawn, t, clients, self._clients_per_round)
 
     def _served(self) -> Vector:
         """The model that is evaluated and averaged; for most algorithms w itself."""
@@ -174,6 +188,11 @@ class Simulation:
         self.close()
 
 
+def _norm(w: Vector) -> float:
+    """The norm of a model; 0 where tensors have no numbers."""
+    return 0.0 if w.is_meta else float(w.norm())
+
+
 def simulate(
     task: Task,
     algorithm: Algorithm | None = None,
@@ -192,6 +211,9 @@ def simulate(
     eval_last: int = 100,
     engine: str = "auto",
     workers: int | None = None,
+    faults: Faults | None = None,
+    diverged: float = 1e4,
+    storage: Storage | None = None,
     **sgd: Any,
 ) -> Simulation:
     """Set a run up and return the iterator that plays it.
@@ -201,9 +223,13 @@ def simulate(
     stack_server: let a server optimizer follow an algorithm that has a server rule of its own.
     eval_every: evaluate every so many rounds, and in each of the `eval_last` last ones; 0: never.
     cohorts: (seed, t) -> the clients of round t, instead of uniform sampling.
+    faults: clients that drop out, straggle or return nonsense; see `Faults`.
+    diverged: the run ends when the model's norm exceeds so many times that of the initial model
+    (or 1, if that is larger), or is not finite.
     """
     check_count("rounds", rounds)
     check_rate("lr", lr)
+    check_rate("diverged", diverged)
     check_count("eval_every", eval_every, least=0)
     check_count("eval_last", eval_last, least=0)
     check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
@@ -219,7 +245,7 @@ def simulate(
     factor = (schedule or Constant()).factor
     factor(0, rounds)  # tells now if the schedule does not fit the run
     return Simulation(
-        Setup(task, algorithm, server_opt, _local_sgd(sgd), weighting, seed),
+        Setup(task, algorithm, server_opt, _local_sgd(sgd), weighting, seed, faults or Faults()),
         {name: a.for_run(rounds) for name, a in named(averagers).items()},
         rounds=rounds,
         clients_per_round=clients_per_round,
@@ -230,6 +256,8 @@ def simulate(
         ),
         engine=engine,
         workers=workers,
+        storage=storage or Storage(),
+        diverged=diverged,
     )
 
 
@@ -238,16 +266,6 @@ def run(task: Task, algorithm: Algorithm | None = None, **settings: Any) -> Resu
     with simulate(task, algorithm, **settings) as simulation:
         records = list(simulation)
         return Result(records, simulation.vectors())
-
-
-def check_cohort_size(clients_per_round: int, num_clients: int) -> None:
-    """A cohort has at least one client and at most all of them."""
-    check_count("clients_per_round", clients_per_round)
-    check(
-        clients_per_round <= num_clients,
-        f"clients_per_round must be at most the number of clients, {num_clients}, "
-        f"got {clients_per_round}.",
-    )
 
 
 def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:

@@ -12,7 +12,7 @@ from wima.algorithms.base import Algorithm
 from wima.data.batches import Batch
 from wima.data.federated import FederatedData
 from wima.engine.guard import vectors
-from wima.errors import UsageError
+from wima.errors import Diverged, UsageError
 from wima.randomness import rng
 from wima.server_opt import SGD
 from wima.simulation import Simulation, simulate
@@ -59,10 +59,13 @@ def _play(algorithm: Algorithm, d: int, reverse: bool) -> Simulation:
         eval_every=0,
         engine="reference",
     )
-    for _ in simulation:
-        w = simulation.w
-        if w.shape != (d,) or w.dtype != torch.float64 or not bool(torch.isfinite(w).all()):
-            raise _broken(algorithm, f"made the model {w!r} from finite data at d = {d}.")
+    try:
+        for _ in simulation:
+            w = simulation.w
+            if w.shape != (d,) or w.dtype != torch.float64:
+                raise _broken(algorithm, f"made the model {w!r} from finite data at d = {d}.")
+    except Diverged as error:
+        raise _broken(algorithm, f"diverged on finite data at d = {d}: {error}") from error
     return simulation
 
 

@@ -21,6 +21,10 @@ class Past(Protocol):
         """The model n updates before the one that is coming in; 1 is the newest."""
         ...
 
+    def kept(self, w: Vector) -> Vector:
+        """w as `ago` will give it back: itself, unless past models are kept in less precision."""
+        ...
+
 
 class Averager:
     """The base of all averagers: what is averaged, and how the result is called.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from wima.vector import Vector
 class Watch:
     """Feeds every model to every averager; `vectors()` are the models to evaluate, by name.
 
-    The newest model is always there, as "plain".
+    The newest model is always there, as "plain".  ring: how past models are kept, see `Ring`.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class Watch:
         averagers: Mapping[str, Averager],
         w: Vector,
         mask: Callable[[str], Tensor] | None = None,
+        **ring: Any,
     ) -> None:
         check("plain" not in averagers, "'plain' is the name of the model without averaging.")
         self.averagers = {"plain": Last(), **averagers}
@@ -33,7 +35,7 @@ class Watch:
             raise UsageError(f"part={parts.pop()!r} needs a model whose layers are known.")
         self._masks = {part: mask(part).to(w.device) for part in parts} if mask else {}
         self.states = {name: a.init(w) for name, a in self.averagers.items()}
-        self.ring = Ring(max(a.history for a in self.averagers.values()), w)
+        self.ring = Ring(max(a.history for a in self.averagers.values()), w, **ring)
 
     def update(self, w: Vector) -> None:
         """Take in the next model; w is read, never kept or changed, except as "plain"."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from wima.checks import check_count, is_number
 from wima.data.federated import FederatedData
 from wima.errors import check
+from wima.faults import shortened
 from wima.randomness import rng
 
 
@@ -94,10 +95,13 @@ class LocalSGD:
         return plan[:steps]
 
 
-def batches(data: FederatedData, client: int, sgd: LocalSGD, seed: int, t: int) -> Iterator[Batch]:
-    """The mini-batches of a client's visit in round t."""
+def batches(
+    data: FederatedData, client: int, sgd: LocalSGD, seed: int, t: int, share: float = 1.0
+) -> Iterator[Batch]:
+    """The mini-batches of a client's visit in round t, or the first share of them."""
     x, y = tensors(data, client)
     plan = sgd.plan(len(x), rng("batches", seed, t, client))
+    plan = plan[: shortened(len(plan), share)]
     # Gathered once, and by torch: its memory is aligned alike in every process, so the bits are.
     chosen = torch.from_numpy(np.concatenate(plan))
     sizes = [len(index) for index in plan]

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from importlib.metadata import version
+from zipfile import BadZipFile
+
 import numpy as np
 
 from wima.data.assignment import read_assignment
 from wima.data.federated import Array, Bundle, FederatedData
 from wima.data.split import split
+from wima.data.store import cache
 
 CLASSES = 10
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 BRIGHTEST = 16  # pixels count ink dots in 4 x 4 blocks
 
 
 def load_digits_split() -> tuple[Array, Array, Array, Array]:
-    """x_train, y_train, x_test, y_test: a fifth of every class held out, always the same one."""
+    """x_train, y_train, x_test, y_test: a fifth of every class held out, always the same one.
+
+    Kept in the cache, because importing scikit-learn takes a second.
+    """
+    file = cache() / "ready" / f"digits-{version('scikit-learn')}.npz"
+    try:
+        with np.load(file, allow_pickle=False) as kept:
+            x_train, y_train, x_test, y_test = (kept[name] for name in ARRAYS)
+            return x_train, y_train, x_test, y_test
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+        arrays = _from_sklearn()
+    draft = file.with_name(f".{file.name}.{os.getpid()}.npz")
+    with suppress(OSError):  # a cache that cannot be written only costs time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(draft, x_train=arrays[0], y_train=arrays[1], x_test=arrays[2], y_test=arrays[3])
+        draft.replace(file)
+    return arrays
+
+
+def _from_sklearn() -> tuple[Array, Array, Array, Array]:
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
 

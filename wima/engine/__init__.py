@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 from wima.engine.base import Engine, Setup
-from wima.engine.choice import choose, cores
+from wima.engine.choice import choose
 from wima.engine.local import Solver
 from wima.engine.processes import Processes
 from wima.engine.reference import Reference
 from wima.engine.rounds import Pooled, Serial
 from wima.errors import UsageError, unknown
+from wima.machine import cores
 from wima.vector import Vector
 
 NAMES = ("auto", "reference", "serial", "processes", "batched")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -14,6 +14,7 @@ from wima.engine.guard import untouched
 from wima.engine.memory import ClientMemory
 from wima.errors import RunError
 from wima.evaluation import Evaluation, Metrics
+from wima.faults import Faults
 from wima.server_opt import OptState, ServerOpt
 from wima.task import Task
 from wima.vector import Vector
@@ -30,6 +31,7 @@ class Setup(NamedTuple):
     sgd: LocalSGD
     weighting: Weighting
     seed: int
+    faults: Faults = Faults()
 
     @property
     def trained(self) -> int | None:
@@ -48,6 +50,7 @@ class RoundState(NamedTuple):
     server: State
     opt: OptState
     memory: ClientMemory
+    excluded: tuple[int, ...] = ()  # clients of the last round whose models were not finite
 
 
 class Engine(Protocol):
@@ -64,11 +67,11 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def first_state(setup: Setup) -> RoundState:
-    """The state before round 0."""
+def first_state(setup: Setup, **storage: Any) -> RoundState:
+    """The state before round 0; storage: where clients' memory is kept, see `ClientMemory`."""
     w = setup.task.init(setup.seed)
     trained = w[: setup.trained]
-    memory = ClientMemory(setup.algorithm.client_init)
+    memory = ClientMemory(setup.algorithm.client_init, **storage)
     with naming(0, "init"), untouched(w):
         server = setup.algorithm.init(trained)
     return RoundState(w, server, setup.server_opt.init(trained), memory)
@@ -79,6 +82,11 @@ def evaluate_here(task: Task, models: dict[str, Vector]) -> dict[str, Metrics]:
     if isinstance(task.evaluate, Evaluation):
         return dict(zip(models, task.evaluate.together(list(models.values())), strict=True))
     return {name: task.evaluate(w) for name, w in models.items()}
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether all entries are numbers."""
+    return bool(torch.isfinite(vector).all())
 
 
 class RunningMean:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from wima.engine.shared import Shared
 from wima.errors import RunError
 
 # Started with -c and the parent's path, so that notebooks and scripts without a main guard work.
@@ -19,6 +18,10 @@ _START = (
     "import json, sys; sys.path = json.loads(sys.argv[1]); import wima.engine.worker as w; w.main()"
 )
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Dead(RunError):  # noqa: N818  (it is the child that errs)
+    """A child that ended by itself; the message says how."""
 
 
 class Child:
@@ -42,7 +45,7 @@ class Child:
             self.process.stdin.write(data)
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise RunError(self._obituary()) from None
+            raise Dead(self._obituary()) from None
 
     def send(self, message: dict[str, Any]) -> None:
         self.slots.append(message["slot"])
@@ -55,7 +58,7 @@ class Child:
         while b"\n" not in self._unread:
             data = os.read(self.process.stdout.fileno(), 65536)
             if not data:
-                raise RunError(self._obituary())
+                raise Dead(self._obituary())
             self._unread += data
         *lines, self._unread = self._unread.split(b"\n")
         answers = [json.loads(line) for line in lines]
@@ -69,7 +72,7 @@ class Child:
         return f"A worker process (pid {self.process.pid}) {how}."
 
 
-def end(children: Sequence[Child], shared: Shared) -> None:
+def end(children: Sequence[Child]) -> None:
     """Close the children's inputs, which ends them; kill what does not end."""
     for child in children:
         if child.process.stdin is not None:
@@ -83,4 +86,3 @@ def end(children: Sequence[Child], shared: Shared) -> None:
             child.process.wait()
         if child.process.stdout is not None:
             child.process.stdout.close()
-    shared.close()

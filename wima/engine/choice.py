@@ -24,6 +24,7 @@ import wima
 from wima.data.store import cache
 from wima.engine.base import Engine, Setup, first_state, one_thread
 from wima.errors import RunError, UsageError
+from wima.machine import cores, processor
 
 Make: TypeAlias = Callable[[str, Setup], Engine]
 SHORT = 2000  # steps of all clients in all rounds; below, measuring takes longer than the run
@@ -147,17 +148,3 @@ def _read() -> dict[str, dict[str, list[float]]]:
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -25,6 +25,7 @@ class Problem(NamedTuple):
     local: Local | None
     full_gradient: bool = False
     path_gradient: bool = False
+    share: float = 1.0  # of its steps that the client finishes
 
 
 class Solution(NamedTuple):
@@ -61,7 +62,8 @@ class Solver:
         whole[:trained], whole[trained:] = local.start, problem.w[trained:]
         y, velocity, k = whole[:trained], torch.zeros((), device=problem.w.device), 0
         plain = space is not None and path is None and self._is_plain(local)
-        for batch in batches(self.task.data, problem.client, self.sgd, self.seed, problem.t):
+        visit = (problem.client, self.sgd, self.seed, problem.t, problem.share)
+        for batch in batches(self.task.data, *visit):
             k += 1
             if space is None:
                 g = self._gradient(whole, local, batch)

@@ -2,28 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from wima.algorithms.base import State
+from wima.store import Segments
+from wima.trees import Json, decode, encode, size
 from wima.vector import Vector
 
 
 class ClientMemory:
-    """Client -> state, made at the first visit; algorithms without one store nothing."""
+    """Client -> state, made at the first visit; algorithms without one store nothing.
 
-    def __init__(self, init: Callable[[Vector], State]) -> None:
-        self._init = init
-        self._states: dict[int, State] = {}
+    What a round writes counts when the round is committed.  States are kept in memory; with a
+    `store`, what exceeds `budget` bytes goes into its files, from which it is read when a client is
+    visited again.  dtype: how vectors are kept.
+    """
+
+    def __init__(
+        self,
+        init: Callable[[Vector], State],
+        *,
+        store: Segments | None = None,
+        budget: float = float("inf"),
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._init, self._store, self._budget, self._dtype = init, store, budget, dtype
+        self._pending: dict[int, State] = {}
+        self._states: dict[int, State] = {}  # in memory
+        self._fresh: set[int] = set()  # those that no segment holds
+        self._where: dict[int, tuple[str, Json]] = {}  # client -> segment, structure
+        self._bytes = 0
+        self._like: Vector | None = None  # an empty vector of the models' kind
 
     def read(self, client: int, w: Vector) -> State:
         """The client's state; before its first visit, a fresh one."""
-        return self._states[client] if client in self._states else self._init(w)
+        self._like = w[:0]
+        if client in self._states:
+            return _cast(self._states[client], w.dtype) if self._dtype else self._states[client]
+        if client not in self._where:
+            return self._init(w)
+        return self._stored(client, w)
 
     def write(self, client: int, state: State) -> None:
-        """Keep the client's state until its next visit."""
+        """Keep the client's state until its next visit, if the round is committed."""
         if state != ():
-            self._states[client] = state
+            self._pending[client] = state
+
+    def commit(self) -> None:
+        """The round is done: what it wrote counts."""
+        for client, state in self._pending.items():
+            kept = _cast(state, self._dtype) if self._dtype else state
+            self._bytes += size(kept) - size(self._states.get(client, ()))
+            self._states[client] = kept
+            self._fresh.add(client)
+        self._pending.clear()
+        if self._store is not None and self._bytes > self._budget:
+            self.save(self._store)
+            self._states.clear()
+            self._bytes = 0
+
+    def discard(self) -> None:
+        """The round was given up."""
+        self._pending.clear()
 
     def visited(self) -> dict[int, State]:
         """The states of all clients that have one."""
-        return dict(self._states)
+        clients = sorted({*self._states, *self._where})
+        return {
+            client: self.read(client, self._like) for client in clients if self._like is not None
+        }
+
+    def save(self, store: Segments) -> list[str]:
+        """Write what no segment holds yet; the segments that hold all states, oldest first."""
+        tensors: dict[str, Tensor] = {}
+        about = {str(i): encode(self._states[i], str(i), tensors, {}) for i in sorted(self._fresh)}
+        for i in self._scattered(store):
+            name, structure = self._where[i]
+            tensors.update((key, store.read(name, key)) for key in _names(structure))
+            about[str(i)] = structure
+        if about:
+            name = store.write("clients", tensors, about)
+            self._where.update((int(i), (name, structure)) for i, structure in about.items())
+            self._fresh.clear()
+        return sorted({name for name, _ in self._where.values()})
+
+    def _scattered(self, store: Segments) -> list[int]:
+        """The clients in segments of which most has been replaced: those are written anew."""
+        live: dict[str, list[int]] = {}
+        for client, (name, _) in self._where.items():
+            if client not in self._fresh:
+                live.setdefault(name, []).append(client)
+        few = [
+            clients for name, clients in live.items() if 2 * len(clients) < len(store.about(name))
+        ]
+        return [client for clients in few for client in clients]
+
+    def _stored(self, client: int, w: Vector) -> State:
+        assert self._store is not None
+        name, structure = self._where[client]
+        store = self._store
+        state = decode(structure, self._init(w), lambda key: store.read(name, key), {})
+        return _cast(state, w.dtype) if self._dtype else state
+
+    def load(self, store: Segments, segments: list[str], w: Vector) -> None:
+        """Become the memory that was saved in these segments."""
+        self._store = store
+        for name in segments:
+            about = store.about(name)
+            self._where.update((int(client), (name, about[client])) for client in about)
+        if self._budget == float("inf"):
+            self._states = {client: self._stored(client, w) for client in self._where}
+
+
+def _cast(state: Any, dtype: torch.dtype) -> Any:
+    """The state with its vectors in another precision."""
+    if isinstance(state, Tensor):
+        return state.to(dtype)
+    if not isinstance(state, tuple):
+        return state
+    branches = [_cast(branch, dtype) for branch in state]
+    return type(state)(*branches) if hasattr(state, "_fields") else tuple(branches)
+
+
+def _names(structure: Json) -> Iterator[str]:
+    """The names of a structure's tensors."""
+    for kind, content in structure.items():
+        if kind == "tensor":
+            yield content
+        elif kind == "tuple":
+            for branch in content:
+                yield from _names(branch)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from wima.engine.base import Setup, naming
-from wima.engine.child import Child, end
+from wima.engine.child import Child, Dead, end
 from wima.engine.local import Problem, Solution, Solver
 from wima.engine.malloc import keep_freed_memory
 from wima.engine.shared import Handle, Shared
@@ -30,6 +30,7 @@ from wima.evaluation import Evaluation, Metrics, Totals
 from wima.vector import Vector
 
 Result = TypeVar("Result")
+_LIVES = 3  # workers that a job may kill
 _AHEAD = 2  # jobs a child is sent before it answers, so that it never waits
 
 
@@ -65,14 +66,17 @@ class Processes:
         self._begun: list[Problem] | None = None
         self._sent: dict[int, Train | Score] = {}  # by slot
         self._children: list[Child] = []
+        self._deaths: dict[str, int] = {}
+        self._size = workers - 1
         shared = Shared()
-        self._close = weakref.finalize(self, end, self._children, shared)
+        self._close = weakref.finalize(self, _end, self._children, shared)
         keep_freed_memory()
         try:
             rows = slots + _AHEAD * workers  # evaluation and the next round run side by side
             handles = allocate(shared, rows, models, w, len(w[: setup.trained]))
             self._slots, self._free = Slots(handles), list(range(rows))
-            self._start(_dumps(_brief(setup, shared, handles)), workers - 1, shared)
+            self._briefing, self._shared = _dumps(_brief(setup, shared, handles)), shared
+            self._start(workers - 1)
         except BaseException:
             self._close()
             raise
@@ -82,11 +86,36 @@ class Processes:
         """Whether children can evaluate: a task of plain functions is evaluated by its owner."""
         return isinstance(self._setup.task.evaluate, Evaluation)
 
-    def _start(self, briefing: bytes, children: int, shared: Shared) -> None:
-        for _ in range(children):
-            self._children.append(Child(briefing, shared.descriptors))
-        for child in self._children:
+    def _start(self, children: int) -> None:
+        fresh = [Child(self._briefing, self._shared.descriptors) for _ in range(children)]
+        self._children += fresh
+        for child in fresh:
             child.receive()  # ready
+
+    def _replace(self, child: Child, death: Dead) -> None:
+        """Give a dead child's jobs back and start another, unless a job kills whoever has it."""
+        jobs = [self._sent.pop(slot) for slot in child.slots]
+        for slot in child.slots:
+            heapq.heappush(self._free, slot)
+        self._bury(child, _where(jobs[0]) if jobs else "between jobs", death)
+        for job in reversed(jobs):
+            (self._training if isinstance(job, Train) else self._scoring).appendleft(job)  # type: ignore[arg-type]
+        while len(self._children) < self._size:
+            try:
+                self._start(1)
+            except Dead as another:
+                self._bury(self._children[-1], "start of a worker", another)
+
+    def _bury(self, child: Child, where: str, death: Dead) -> None:
+        """Count a death; too many at one place end the run."""
+        self._children.remove(child)
+        end([child])
+        self._deaths[where] = self._deaths.get(where, 0) + 1
+        if self._deaths[where] >= _LIVES:
+            raise RunError(
+                f"{where}: {death} That makes {_LIVES} workers. If memory ran out, fewer workers "
+                "or a smaller batch may help."
+            )
 
     def close(self) -> None:
         self._close()
@@ -136,7 +165,9 @@ class Processes:
 
     def _feed(self) -> None:
         for room in range(1, _AHEAD + 1):
-            for child in self._children:
+            for child in list(self._children):
+                if child not in self._children:
+                    continue  # it died on the way
                 queue = self._scoring or self._training
                 # None hoards the last jobs: beyond its first, a child leaves one for each process.
                 least = 0 if room == 1 else len(self._children)
@@ -147,9 +178,13 @@ class Processes:
         slot = heapq.heappop(self._free)  # the lowest: pages of others need not exist
         self._sent[slot] = job
         if isinstance(job, Train):
-            child.send(self._slots.put(slot, job.problem))
+            message = self._slots.put(slot, job.problem)
         else:
-            child.send({"slot": slot, "piece": job.piece, "models": job.models})
+            message = {"slot": slot, "piece": job.piece, "models": job.models}
+        try:
+            child.send(message)
+        except Dead as death:
+            self._replace(child, death)
 
     def _receive(self, wait: bool) -> bool:
         """Take in what children have answered; whether there was anything."""
@@ -159,8 +194,13 @@ class Processes:
                 selector.register(child.process.stdout, selectors.EVENT_READ, child)
             ready = selector.select(None if wait else 0)
         for key, _ in ready:
-            for answer in key.data.receive():
-                self._take(answer)
+            try:
+                answers = key.data.receive()
+            except Dead as death:
+                self._replace(key.data, death)
+            else:
+                for answer in answers:
+                    self._take(answer)
         return bool(ready)
 
     def _take(self, answer: dict[str, Any]) -> None:
@@ -203,12 +243,20 @@ def _brief(setup: Setup, shared: Shared, handles: SlotHandles) -> Briefing:
 
 def _error(job: Train | Score, answer: dict[str, Any]) -> RunError:
     """What a child reports, with the address of the job."""
-    where = f"evaluation, batch {job[0]}"
-    if isinstance(job, Train):
-        where = f"round {job.problem.t}, client {job.problem.client}, local training"
-    error = RunError(f"{where}: {answer['error']}")
+    error = RunError(f"{_where(job)}: {answer['error']}")
     error.add_note(answer["traceback"])
     return error
+
+
+def _where(job: Train | Score) -> str:
+    if isinstance(job, Score):
+        return f"evaluation, batch {job.piece}"
+    return f"round {job.problem.t}, client {job.problem.client}, local training"
+
+
+def _end(children: list[Child], shared: Shared) -> None:
+    end(children)
+    shared.close()
 
 
 def _good(result: Result | RunError) -> Result:

@@ -10,7 +10,7 @@ import torch
 
 from wima.algorithms.base import Local, Visit
 from wima.data.batches import batches
-from wima.engine.base import RoundState, RunningMean, Setup, naming
+from wima.engine.base import RoundState, RunningMean, Setup, is_finite, naming
 from wima.engine.guard import untouched
 from wima.engine.local import Problem, full_gradient
 from wima.evaluation import Metrics
@@ -38,7 +38,7 @@ class Reference:
         algorithm, data = self.setup.algorithm, self.setup.task.data
         w, rest = state.w[: self.setup.trained], state.w[len(state.w[: self.setup.trained]) :]
         server = self._observe(state, t, cohort, lr)
-        deltas, extras, rests = RunningMean(), RunningMean(), RunningMean()
+        deltas, extras, rests, excluded = RunningMean(), RunningMean(), RunningMean(), []
         for i in cohort:
             weight = self.setup.weight(i)
             with naming(t, "client_init", i), untouched(w):
@@ -47,6 +47,9 @@ class Reference:
                 local = algorithm.local(w, server, client)
             with naming(t, "local training", i):
                 visit, end_rest = self._visit(state.w, local, t, i, lr)
+            if self.setup.faults.exclude and not is_finite(torch.cat([visit.end, end_rest])):
+                excluded.append(i)
+                continue
             with naming(t, "client_finish", i), untouched(w, server, client, visit):
                 extra, client = algorithm.client_finish(visit, server, client)
             state.memory.write(i, client)
@@ -54,11 +57,15 @@ class Reference:
             rests.add(rest - end_rest, weight)
             if extra is not None:
                 extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
-        fraction, delta, extra = len(cohort) / data.num_clients, deltas.vector, extras.value
+        if deltas.value is None:
+            return state._replace(excluded=tuple(excluded))
+        delta, extra = deltas.vector, extras.value
+        fraction = (len(cohort) - len(excluded)) / data.num_clients
         with naming(t, "server_update"), untouched(w, server, delta, extra):
             gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
         step, opt = self.setup.server_opt.update(gradient, state.opt)
-        return RoundState(torch.cat([w - step, rest - rests.vector]), server, opt, state.memory)
+        w = torch.cat([w - step, rest - rests.vector])
+        return RoundState(w, server, opt, state.memory, tuple(excluded))
 
     def _observe(self, state: RoundState, t: int, cohort: list[int], lr: float) -> object:
         """Phase A of MIME: the cohort's mean full gradient at w."""
@@ -85,7 +92,8 @@ class Reference:
         gradient = self._full_gradient(w, t, i, lr) if own else None
         y, rest, v, k = start, w[len(start) :], torch.zeros_like(start), 0
         path = torch.zeros_like(start)
-        for batch in batches(task.data, i, sgd, self.setup.seed, t):
+        share = self.setup.faults.share(self.setup.seed, t, i)
+        for batch in batches(task.data, i, sgd, self.setup.seed, t, share):
             whole = torch.cat([y, rest])
             g = torch.add(task.gradient(whole, batch), y, alpha=sgd.weight_decay)
             rest = whole[len(start) :]

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from wima.algorithms.base import Algorithm, Extra, State, Visit
-from wima.engine.base import RoundState, RunningMean, Setup, evaluate_here, naming
+from wima.engine.base import RoundState, RunningMean, Setup, evaluate_here, is_finite, naming
 from wima.engine.local import Problem, Solution, Solver
 from wima.errors import RunError
 from wima.evaluation import Metrics
@@ -31,6 +31,15 @@ class Averages(Protocol):
     """A pool that can hand out the mean of the deltas alone."""
 
     def mean_delta(self, problems: list[Problem], weights: list[float]) -> Vector: ...
+
+
+class Means(NamedTuple):
+    """What the server gets of a round."""
+
+    delta: Vector
+    extra: Extra
+    rest: Vector  # where the rest of w ends
+    excluded: tuple[int, ...] = ()
 
 
 class Opening(NamedTuple):
@@ -60,7 +69,8 @@ class Pooled:
         mine, base = type(setup.algorithm), Algorithm
         # Then clients have no memory, send their delta alone, and all get the same problem.
         self._alike = all(getattr(mine, hook) is getattr(base, hook) for hook in hooks)
-        self._averages = pool if self._alike and isinstance(pool, Averages) else None
+        can = isinstance(pool, Averages) and self._alike and not setup.faults.exclude
+        self._averages = pool if can and isinstance(pool, Averages) else None
 
     def close(self) -> None:
         self.pool.close()
@@ -114,7 +124,8 @@ class Pooled:
             if local is None or not self._alike:
                 with naming(t, "local", i):
                     local = algorithm.local(w, server, state.memory.read(i, w))
-            problems.append(Problem(t, i, lr, state.w, local, own, algorithm.path_gradient))
+            share = self.setup.faults.share(self.setup.seed, t, i)
+            problems.append(Problem(t, i, lr, state.w, local, own, algorithm.path_gradient, share))
         return problems
 
     def _finish(
@@ -125,27 +136,33 @@ class Pooled:
         w = state.w[: setup.trained]
         rest = state.w[len(w) :]
         if self._averages is not None:
-            delta = self._averages.mean_delta(problems, [setup.weight(p.client) for p in problems])
-            extra = None
+            weights = [setup.weight(p.client) for p in problems]
+            means: Means | None = Means(self._averages.mean_delta(problems, weights), None, rest)
         else:
-            delta, extra, rest = self._visits(state, server, problems, t, lr)
-        fraction = len(problems) / setup.task.data.num_clients
+            means = self._visits(state, server, problems, t, lr)
+        if means is None:
+            return state._replace(excluded=tuple(p.client for p in problems))
+        delta, extra, rest, excluded = means
+        fraction = (len(problems) - len(excluded)) / setup.task.data.num_clients
         with naming(t, "server_update"):
             gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
         step, opt = setup.server_opt.update(gradient, state.opt)
-        return RoundState(torch.cat([w - step, rest]), server, opt, state.memory)
+        return RoundState(torch.cat([w - step, rest]), server, opt, state.memory, excluded)
 
     def _visits(
         self, state: RoundState, server: State, problems: list[Problem], t: int, lr: float
-    ) -> tuple[Vector, Extra, Vector]:
-        """Each client's visit: the mean delta, the mean extra, and where the rest of w ends."""
+    ) -> Means | None:
+        """Each client's visit, and the means over them; None if all had to be excluded."""
         setup, algorithm = self.setup, self.setup.algorithm
         w = state.w[: setup.trained]
         rest = state.w[len(w) :]
-        deltas, extras, rests = RunningMean(), RunningMean(), RunningMean()
+        deltas, extras, rests, excluded = RunningMean(), RunningMean(), RunningMean(), []
         for problem, solution in self.pool.solve(problems):
             assert problem.local is not None and solution.end is not None
             i, end = problem.client, solution.end
+            if setup.faults.exclude and not is_finite(end):
+                excluded.append(i)
+                continue
             start, weight = problem.local.start, setup.weight(i)
             visit = Visit(start, end[: len(w)], solution.steps, lr, t, *solution[2:])
             with naming(t, "client_finish", i):
@@ -156,7 +173,10 @@ class Pooled:
                 rests.add(rest - end[len(w) :], weight)
             if extra is not None:
                 extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
-        return deltas.vector, extras.value, rest - rests.vector if len(rest) else rest
+        if deltas.value is None:
+            return None
+        rest = rest - rests.vector if len(rest) else rest
+        return Means(deltas.vector, extras.value, rest, tuple(excluded))
 
 
 class Serial:

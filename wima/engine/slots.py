@@ -45,6 +45,7 @@ class Slots:
             "lr": problem.lr,
             "full_gradient": problem.full_gradient,
             "path_gradient": problem.path_gradient,
+            "share": problem.share,
             "local": None,
         }
         local = problem.local
@@ -74,7 +75,7 @@ class Slots:
             shift = self.shift[slot] if fields["shift"] == "slot" else fields["shift"]
             local = Local(start, fields["scale"], fields["prox"], shift, fields["anchored"])
         t, client, lr = message["t"], message["client"], message["lr"]
-        wanted = message["full_gradient"], message["path_gradient"]
+        wanted = message["full_gradient"], message["path_gradient"], message["share"]
         return Problem(t, client, lr, self.w, local, *wanted)
 
     def put_solution(self, slot: int, solution: Solution) -> None:

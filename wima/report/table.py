@@ -1,10 +1,16 @@
-"""The summary of a run as a table for the terminal."""
+"""The summary of a run, and a list of runs, as tables for the terminal."""
 
 from __future__ import annotations
 
+from math import isnan
+from pathlib import Path
+
 from rich.table import Table
 
+from wima.errors import UsageError, check
+from wima.lock import is_running
 from wima.report.summary import LAST, Row
+from wima.runs import Run, read_run
 
 
 def summary_table(rows: list[Row], metric: str = "accuracy") -> Table:
@@ -20,3 +26,39 @@ def summary_table(rows: list[Row], metric: str = "accuracy") -> Table:
         mean, deviation = scale * row.mean, scale * row.deviation
         table.add_row(row.model, f"{mean:.{digits}f}", f"{deviation:.{digits}f}", gain)
     return table
+
+
+def runs_table(folder: Path) -> Table:
+    """The runs in a folder: state, progress, and the best accuracy of plain and of any average."""
+    check(folder.is_dir(), f"{folder} is not a folder; give one that holds run folders.")
+    table = Table(title=f"Runs in {folder}")
+    for heading in ("run", "state", "rounds", "best plain", "best average"):
+        table.add_column(heading, justify="left" if heading in ("run", "state") else "right")
+    for path in sorted(p for p in folder.iterdir() if (p / "status.json").exists()):
+        try:
+            run = read_run(path)
+            cells = (_state(run), f"{len(run.records)}/{run.settings.rounds}", *_best(run))
+        except (UsageError, KeyError, TypeError) as error:
+            cells = ("unreadable", str(error).splitlines()[0][:60], "", "")
+        table.add_row(path.name, *cells)
+    return table
+
+
+def _state(run: Run) -> str:
+    """The state that the folder tells, unless its process is gone."""
+    state = str(run.status["state"])
+    return "interrupted" if state == "running" and not is_running(run.path) else state
+
+
+def _best(run: Run) -> tuple[str, str]:
+    """The best value of the first metric: of plain, and of all averages together."""
+    best = {}
+    for model in run.models:
+        values = [v for v in run.curve(model, "accuracy")[1] if not isnan(v)]
+        best[model] = max(values, default=float("nan"))
+    plain, others = best.pop("plain", float("nan")), list(best.values())
+    return _percent(plain), _percent(max(others, default=float("nan")))
+
+
+def _percent(value: float) -> str:
+    return "" if isnan(value) else f"{100 * value:.2f} %"

@@ -1,0 +1,126 @@
+"""Tensors in files that are written once and never changed.
+
+A segment is a safetensors file.  It is written under another name, synced and renamed, so that what
+has its name is whole; its checksum is noted in the checkpoint that needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from wima.errors import RunError
+
+SUFFIX = ".safetensors"
+
+
+class Segments:
+    """The segments in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sums: dict[str, str] = {}  # file -> SHA-256
+        self._open: dict[str, Any] = {}
+        numbers = (path.stem.rpartition("-")[2] for path in folder.glob(f"*{SUFFIX}"))
+        self._number = max((int(n) for n in numbers if n.isdecimal()), default=-1)
+
+    def write(self, kind: str, tensors: Mapping[str, Tensor], about: Any = None) -> str:
+        """A new segment; its name.  `about` is any JSON, see `about`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._number += 1  # never one that is there: names sort by age
+        name = f"{kind}-{self._number:09d}{SUFFIX}"
+        draft = self.folder / f".{name}.new"
+        metadata = {"about": json.dumps(about)}
+        try:
+            # Copies: safetensors refuses tensors that share memory, as w and its last average do.
+            save_file({k: t.detach().cpu().clone() for k, t in tensors.items()}, draft, metadata)
+            self.sums[name] = digest(draft)
+            sync(draft)
+            draft.rename(self.folder / name)
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise cannot_write(self.folder / name, error) from error
+        return name
+
+    def read(self, name: str, key: str) -> Tensor:
+        """A copy of one tensor; the rest of the file is not read."""
+        try:
+            return self._file(name).get_tensor(key)  # type: ignore[no-any-return]
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{self.folder / name} cannot be read: {error}") from error
+
+    def about(self, name: str) -> Any:
+        """What was said of the segment when it was written."""
+        try:
+            return json.loads(self._file(name).metadata()["about"])
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{self.folder / name} cannot be read: {error}") from error
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            self._open[name] = safe_open(self.folder / name, framework="pt")
+        return self._open[name]
+
+    def verify(self, name: str, expected: str) -> None:
+        """Raise `RunError` unless the file is there with this checksum."""
+        path = self.folder / name
+        if Path(name).name != name or not name.endswith(SUFFIX):
+            raise RunError(f"{name!r:.80} is no name of a segment")
+        if not path.is_file():
+            raise RunError(f"{path} is missing")
+        if digest(path) != expected:
+            raise RunError(f"{path} is damaged: it has another checksum")
+        self.sums[name] = expected
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Remove all other segments."""
+        wanted = set(names)
+        for path in self.folder.glob(f"*{SUFFIX}*"):
+            if path.name not in wanted:
+                self._open.pop(path.name, None)
+                self.sums.pop(path.name, None)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        for path in self.folder.glob(f".*{SUFFIX}.new"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def cannot_write(path: Path, error: Exception) -> RunError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return RunError(f"Cannot write {path}: {reason}.")
+
+
+class Storage(NamedTuple):
+    """Where the large parts of a run's state are kept."""
+
+    store: Segments | None = None  # files; without them, all is in memory
+    mapped_window: bool = False  # past models in files, not in memory
+    client_bytes: float = float("inf")  # of clients' memory in memory; the rest is in files
+    dtype: torch.dtype | None = None  # of past models and clients' memory
