@@ -32,7 +32,8 @@ class Failed(Exception):  # noqa: N818  (the rest goes on)
 class Contestant:
     """A process that speaks the protocol of `benchmarks.turns`."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], stop_all: bool = False) -> None:
+        self._stop_all = stop_all
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process)
         begin = time.perf_counter()
         self._process = subprocess.Popen(
@@ -51,7 +52,7 @@ class Contestant:
 
     def turn(self, rounds: int) -> float:
         """Play so many rounds: seconds per round."""
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         with Peak(self._process.pid) as peak:
             with suppress(BrokenPipeError):  # then there is no answer either
                 self._process.stdin.write(json.dumps({"rounds": rounds}).encode() + b"\n")
@@ -64,7 +65,13 @@ class Contestant:
 
     def _sleep(self) -> None:
         # A simulator that waits may still poll: Flower looks for messages ten times a second.
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        """To the process; with `stop_all` to its children too, which may have begun a round."""
+        for pid in tree(self._process.pid) if self._stop_all else [self._process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _answer(self) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:
@@ -86,7 +93,7 @@ class Contestant:
     def close(self) -> None:
         """Let it end by itself; end what is left of it after a while."""
         family = tree(self._process.pid)
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
@@ -124,7 +131,11 @@ def _alive(pid: int) -> bool:
 
 
 def interleave(
-    commands: Mapping[str, Sequence[str]], turns: int, rounds: int, warm_up: bool = True
+    commands: Mapping[str, Sequence[str]],
+    turns: int,
+    rounds: int,
+    warm_up: bool = True,
+    stop_all: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Start all contestants one by one, then play turns in rotation: name -> measurements.
 
@@ -138,7 +149,7 @@ def interleave(
             try:
                 if warm_up:
                     Contestant(command).close()
-                contestants[name] = Contestant(command)
+                contestants[name] = Contestant(command, stop_all)
                 results[name] = {"startup": contestants[name].startup, "seconds": []}
             except Failed as failure:
                 _say(f"{name}: {failure}")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from wima.averaging import EMA, LAWA, SWA, WIMA, Averager, Last
     from wima.data.batches import Batch, LocalSGD
     from wima.data.federated import FederatedData
-    from wima.errors import RunError, UsageError
+    from wima.errors import Diverged, RunError, UsageError
+    from wima.faults import Faults
     from wima.schedules import Constant, Cosine, Cyclic, Exponential, Schedule
     from wima.server_opt import SGD, Adagrad, Adam, Momentum, ServerOpt, Yogi
     from wima.simulation import Record, Result, Simulation, run, simulate
@@ -40,8 +41,10 @@ _WHERE = {
     "Constant": "schedules",
     "Cosine": "schedules",
     "Cyclic": "schedules",
+    "Diverged": "errors",
     "EMA": "averaging",
     "Exponential": "schedules",
+    "Faults": "faults",
     "FedACG": "algorithms.fedacg",
     "FedAvg": "algorithms.fedavg",
     "FedCM": "algorithms.fedcm",
@@ -92,7 +95,9 @@ __all__ = [
     "Constant",
     "Cosine",
     "Cyclic",
+    "Diverged",
     "Exponential",
+    "Faults",
     "FedACG",
     "FedAvg",
     "FedCM",

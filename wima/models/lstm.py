@@ -73,8 +73,8 @@ def plain_lstm(x: Tensor, from_x: Tensor, from_h: Tensor, bias: Tensor) -> Tenso
 def fused_lstm(x: Tensor, from_x: Tensor, from_h: Tensor, bias: Tensor) -> Tensor:
     """`plain_lstm` in torch's own kernel, whose second bias is the 1 of the forget gate.
 
-    A step of `ShakespeareLSTM` on 4 sequences of 80 takes LSTM_FUSED ms instead of LSTM_PLAIN
-    (one thread of an AMD EPYC, torch 2.13).
+    A gradient of `ShakespeareLSTM` on 4 sequences of 80 takes 36 ms instead of 112 (least of 12;
+    one thread of an AMD EPYC, torch 2.13).
     """
     hidden = len(bias) // 4
     forget = torch.zeros_like(bias)
