@@ -101,6 +101,23 @@ def test_a_ring_saves_only_what_is_new_and_comes_back(tmp_path, mapped):
                 assert torch.equal(again.ago(back), ring.ago(back))
 
 
+def test_large_states_are_written_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr("wima.averaging.ring.PART", 40)
+    monkeypatch.setattr("wima.engine.memory.PART", 20)
+    store, w = Segments(tmp_path), torch.zeros(4)
+    ring, memory = Ring(9, w), memory_of()
+    for n in range(9):
+        ring.push(w + n)
+        memory.write(n, grown(n))
+    memory.commit()
+    for segments in (ring.save(store, "ring"), memory.save(store)):
+        held = [len(store.about(name)) for name in segments]
+        assert sum(held) == 9 and max(held) == 2
+    again = memory_of(store=store)
+    again.load(store, memory.save(store), w)
+    assert all(same(m.read(n, w), grown(n)) for m in (again, memory) for n in range(9))
+
+
 def memory_of(**options) -> ClientMemory:
     return ClientMemory(lambda w: grown(0), **options)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from wima.errors import RunError
 
 SUFFIX = ".safetensors"
+PART = 2**26  # bytes; larger states are written in several segments, since writing takes a copy
 
 
 class Segments:
@@ -42,8 +43,7 @@ class Segments:
         draft = self.folder / f".{name}.new"
         metadata = {"about": json.dumps(about)}
         try:
-            # Copies: safetensors refuses tensors that share memory, as w and its last average do.
-            save_file({k: t.detach().cpu().clone() for k, t in tensors.items()}, draft, metadata)
+            save_file(_apart(tensors), draft, metadata)
             self.sums[name] = digest(draft)
             sync(draft)
             draft.rename(self.folder / name)
@@ -95,6 +95,20 @@ class Segments:
         for path in self.folder.glob(f".*{SUFFIX}.new"):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, none of which shares memory with another: safetensors refuses that."""
+    taken: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() in taken or memory.nbytes() != tensor.nbytes:
+            tensor = tensor.clone()
+        taken.add(memory.data_ptr())
+        apart[name] = tensor
+    return apart
 
 
 def digest(path: Path) -> str:

@@ -13,7 +13,8 @@ def _measure(name: str, turns: int) -> dict[str, Any]:
 
 
 MICRO: dict[str, Callable[[int], dict[str, Any]]] = {
-    name: partial(_measure, name) for name in ("windows", "clients", "startup", "evaluation")
+    name: partial(_measure, name)
+    for name in ("windows", "clients", "startup", "evaluation", "storage")
 }
 
 

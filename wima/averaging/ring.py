@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wima.store import Segments
+from wima.store import PART, Segments
 from wima.vector import Vector
 
 BLOCK = 8  # models that a mapped ring holds in memory before it writes them down
@@ -28,6 +28,7 @@ class Ring:
     ) -> None:
         self.length, self.dtype, self._mapped = length, dtype or like.dtype, mapped
         self._like = like[:0]
+        self._row_bytes = like.numel() * self.dtype.itemsize
         rows = 0 if mapped else length
         self.rows = torch.empty((rows, like.numel()), dtype=self.dtype, device=like.device)
         self.count = 0  # vectors pushed so far
@@ -65,11 +66,12 @@ class Ring:
     def save(self, store: Segments, kind: str) -> list[str]:
         """Write what no segment holds yet; the segments that hold the ring, oldest first."""
         live = range(max(0, self.count - self.length), self.count)
-        fresh = {str(n): self._pushed(n) for n in live if n not in self._where}
-        if fresh:
-            name = store.write(kind, fresh, sorted(map(int, fresh)))
-            self._where.update((int(n), name) for n in fresh)
-            self._recent.clear()
+        fresh = [n for n in live if n not in self._where]
+        rows = max(1, PART // max(1, self._row_bytes))  # in a segment
+        for part in (fresh[k : k + rows] for k in range(0, len(fresh), rows)):
+            name = store.write(kind, {str(n): self._pushed(n) for n in part}, part)
+            self._where.update((n, name) for n in part)
+        self._recent.clear()
         return list(dict.fromkeys(self._where[n] for n in live))
 
     def load(self, store: Segments, segments: list[str], count: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wima.algorithms.base import State
-from wima.store import Segments
+from wima.store import PART, Segments
 from wima.trees import Json, decode, encode, size
 from wima.vector import Vector
 
@@ -79,16 +79,24 @@ class ClientMemory:
     def save(self, store: Segments) -> list[str]:
         """Write what no segment holds yet; the segments that hold all states, oldest first."""
         tensors: dict[str, Tensor] = {}
-        about = {str(i): encode(self._states[i], str(i), tensors, {}) for i in sorted(self._fresh)}
-        for i in self._scattered(store):
-            name, structure = self._where[i]
-            tensors.update((key, store.read(name, key)) for key in _names(structure))
-            about[str(i)] = structure
+        about: dict[str, Json] = {}
+        for i in [*sorted(self._fresh), *self._scattered(store)]:
+            if i in self._fresh:
+                about[str(i)] = encode(self._states[i], str(i), tensors, {})
+            else:
+                name, about[str(i)] = self._where[i]
+                tensors.update((key, store.read(name, key)) for key in _names(about[str(i)]))
+            if size(tuple(tensors.values())) >= PART:
+                self._write(store, tensors, about)
+                tensors, about = {}, {}
         if about:
-            name = store.write("clients", tensors, about)
-            self._where.update((int(i), (name, structure)) for i, structure in about.items())
-            self._fresh.clear()
+            self._write(store, tensors, about)
+        self._fresh.clear()
         return sorted({name for name, _ in self._where.values()})
+
+    def _write(self, store: Segments, tensors: dict[str, Tensor], about: dict[str, Json]) -> None:
+        name = store.write("clients", tensors, about)
+        self._where.update((int(i), (name, structure)) for i, structure in about.items())
 
     def _scattered(self, store: Segments) -> list[int]:
         """The clients in segments of which most has been replaced: those are written anew."""
