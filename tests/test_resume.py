@@ -49,11 +49,13 @@ BASE = {
 FILES = {"window_store": "files", "client_memory_gb": 0.0}
 CASES = {
     "fedavg": {},
+    "fedavg-files": FILES,
     "scaffold": {"algorithm": "scaffold"},
     "scaffold-files": {"algorithm": "scaffold", **FILES},
     "adabest": {"algorithm": "adabest"},
     "adabest-files": {"algorithm": "adabest", "store_dtype": "bfloat16", **FILES},
-    "mime": {"algorithm": "mime", "server": "sgd:lr=0.1", **FILES},
+    "mime": {"algorithm": "mime", "server": "sgd:lr=0.1"},
+    "mime-files": {"algorithm": "mime", "server": "sgd:lr=0.1", **FILES},
     "fedadam": {"server": "adam:lr=0.01", "dropout": 0.3, "stragglers": 0.3},
 }
 
