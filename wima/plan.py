@@ -36,12 +36,11 @@ class Plan(NamedTuple):
         parts = [f"model {gigabytes(self.model)}"]
         parts += [f"averages {gigabytes(self.averages)}"] if self.averages else []
         parts += [f"past models {gigabytes(self.window)} ({where})"] if self.window else []
-        parts += (
-            [f"clients' memory up to {gigabytes(self.clients)} ({limit})"] if self.clients else []
-        )
-        disk = (
-            f"Disk: checkpoints up to {gigabytes(self.disk)}." if self.disk else "No checkpoints."
-        )
+        if self.clients:
+            parts.append(f"clients' memory up to {gigabytes(self.clients)} ({limit})")
+        disk = "No checkpoints."
+        if self.disk:
+            disk = f"Disk: checkpoints up to {gigabytes(self.disk)}."
         return f"Memory: {', '.join(parts)}; {gigabytes(self.memory)} in all. {disk}"
 
 

@@ -91,14 +91,9 @@ class RunFolder:
     def append(self, record: Record) -> None:
         """Add a round's line; its time goes to another file: it is never the same twice."""
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
+        took = json.dumps({"t": record.t, "seconds": round(record.seconds, 6)}) + "\n"
         try:
-            for file, text in (
-                (self._records, line),
-                (
-                    self._times,
-                    json.dumps({"t": record.t, "seconds": round(record.seconds, 6)}) + "\n",
-                ),
-            ):
+            for file, text in ((self._records, line), (self._times, took)):
                 file.write(text)
                 file.flush()
         except OSError as error:

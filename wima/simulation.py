@@ -117,6 +117,7 @@ class Simulation:
             with one_thread():
                 return self._round()
         except BaseException:
+            self.state.memory.discard()
             self.close()
             raise
 
@@ -153,11 +154,12 @@ class Simulation:
 
     def _begin(self, t: int) -> None:
         """Let workers that find nothing more to evaluate start on the next round."""
+        cohort: list[int] = []
         if t < self.rounds:
-            with suppress(Exception):  # its own round will say so
+            with suppress(Exception):  # of a user's cohorts: the round itself will say so
                 cohort = self.setup.faults.survivors(self.setup.seed, t, self._cohort(t))
-                if cohort:
-                    self._engine.begin(self.state, t, cohort, self._lr(t))
+        if cohort:
+            self._engine.begin(self.state, t, cohort, self._lr(t))
 
     def _cohort(self, t: int) -> list[int]:
         drawn, clients = self._cohorts(self.setup.seed, t), self.setup.task.data.num_clients

@@ -84,7 +84,7 @@ class Segments:
         self.sums[name] = expected
 
     def keep(self, names: Iterable[str]) -> None:
-        """Remove all other segments."""
+        """Remove all other segments, and drafts of some."""
         wanted = set(names)
         for path in self.folder.glob(f"*{SUFFIX}*"):
             if path.name not in wanted:
@@ -92,9 +92,6 @@ class Segments:
                 self.sums.pop(path.name, None)
                 with contextlib.suppress(OSError):
                     path.unlink()
-        for path in self.folder.glob(f".*{SUFFIX}.new"):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

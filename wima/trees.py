@@ -56,13 +56,10 @@ def decode(
         return _DTYPES[content]
     if kind == "value":
         return content
-    likes = (
-        like if isinstance(like, tuple) and len(like) == len(content) else (None,) * len(content)
-    )
+    alike = isinstance(like, tuple) and len(like) == len(content)
+    likes = like if alike else (None,) * len(content)
     branches = [decode(b, same, tensor, rings) for b, same in zip(content, likes, strict=True)]
-    if hasattr(like, "_fields") and len(like) == len(content):
-        return type(like)(*branches)
-    return tuple(branches)
+    return type(like)(*branches) if alike and hasattr(like, "_fields") else tuple(branches)
 
 
 def size(tree: Any) -> int:

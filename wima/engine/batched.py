@@ -91,8 +91,8 @@ class Batched:
         i = problem.client
         start, stop = int(self._offsets[i]), int(self._offsets[i + 1])
         steps = self._sgd.whole_steps(stop - start)
-        # The order within a batch matters only to what is drawn for each example.  Not to draw it
-        # takes 0.3 of 1.3 ms off a round of ten digits clients with one batch each.
+        # The order within a batch matters only to what is drawn for each example.  Without it, a
+        # round of ten digits clients with one batch each takes 1.2 ms instead of 1.9.
         if steps is not None and not self._space.random and self._space.transform is None:
             return [np.arange(start, stop)] * shortened(steps, problem.share)
         random = rng("batches", self._seed, problem.t, i)

@@ -71,10 +71,10 @@ class ClientMemory:
 
     def visited(self) -> dict[int, State]:
         """The states of all clients that have one."""
+        if self._like is None:
+            return {}
         clients = sorted({*self._states, *self._where})
-        return {
-            client: self.read(client, self._like) for client in clients if self._like is not None
-        }
+        return {client: self.read(client, self._like) for client in clients}
 
     def save(self, store: Segments) -> list[str]:
         """Write what no segment holds yet; the segments that hold all states, oldest first."""
@@ -104,10 +104,8 @@ class ClientMemory:
         for client, (name, _) in self._where.items():
             if client not in self._fresh:
                 live.setdefault(name, []).append(client)
-        few = [
-            clients for name, clients in live.items() if 2 * len(clients) < len(store.about(name))
-        ]
-        return [client for clients in few for client in clients]
+        few = [name for name in live if 2 * len(live[name]) < len(store.about(name))]
+        return [client for name in few for client in live[name]]
 
     def _stored(self, client: int, w: Vector) -> State:
         assert self._store is not None

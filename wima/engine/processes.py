@@ -76,7 +76,7 @@ class Processes:
             handles = allocate(shared, rows, models, w, len(w[: setup.trained]))
             self._slots, self._free = Slots(handles), list(range(rows))
             self._briefing, self._shared = _dumps(_brief(setup, shared, handles)), shared
-            self._start(workers - 1)
+            self._start(self._size)
         except BaseException:
             self._close()
             raise

@@ -69,8 +69,8 @@ class Pooled:
         mine, base = type(setup.algorithm), Algorithm
         # Then clients have no memory, send their delta alone, and all get the same problem.
         self._alike = all(getattr(mine, hook) is getattr(base, hook) for hook in hooks)
-        can = isinstance(pool, Averages) and self._alike and not setup.faults.exclude
-        self._averages = pool if can and isinstance(pool, Averages) else None
+        means_do = self._alike and not setup.faults.exclude
+        self._averages = pool if means_do and isinstance(pool, Averages) else None
 
     def close(self) -> None:
         self.pool.close()
