@@ -82,7 +82,8 @@ def resume(path: Path) -> Run:
 def _has_records(path: Path, found: Checkpoint) -> bool:
     """Whether the records up to the checkpoint are there as they were written."""
     lines = first_lines(path / "records.jsonl", found.t)
-    return hashlib.sha256(lines).hexdigest() == found.extra.get("records")
+    whole = lines.count(b"\n") == found.t
+    return whole and hashlib.sha256(lines).hexdigest() == found.extra.get("records")
 
 
 def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
@@ -161,7 +162,8 @@ class Player:
     def _fail(self, error: Exception) -> None:
         """Keep what was reached, write down the reason, and raise."""
         path, done = self.folder.path, self.folder.done
-        if self.simulation.whole and not isinstance(error, Diverged):
+        recorded = self.simulation.whole and done == self.simulation.t
+        if recorded and not isinstance(error, Diverged):
             with contextlib.suppress(Exception):  # the disk may be what failed
                 self._save()
         self.folder.close("diverged" if isinstance(error, Diverged) else "failed", str(error))
