@@ -1,0 +1,33 @@
+"""The paper's own numbers, with their table and a remark where the paper contradicts itself."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FILE = Path(__file__).parent / "printed.toml"
+
+
+class Printed(NamedTuple):
+    """A number of the paper: percent, or None where it prints N/A."""
+
+    value: float | None
+    where: str  # "Table 2"
+    remark: str = ""
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+
+
+def printed(sheet: str, row: str, column: str, heading: str) -> Printed | None:
+    """What the paper prints in that place; None if it prints nothing there."""
+    table = _tables().get(sheet, {})
+    value = table.get("rows", {}).get(row, {}).get(column, {}).get(heading)
+    if value is None:
+        return None
+    remark = table.get("remarks", {}).get(row, {}).get(column, "")
+    return Printed(None if value == "N/A" else float(value), table["where"], remark)

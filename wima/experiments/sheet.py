@@ -1,0 +1,93 @@
+"""A sheet: which runs make up a table or a figure, and where each stands in it.
+
+A sheet is written beside the run folders that it names, as `NAME.sheet.json`, when they are started;
+reports read it.  A cell is a run; several cells may share one, since many models watch one run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from wima.checks import is_count
+from wima.errors import UsageError
+
+SUFFIX = ".sheet.json"
+Kind = Literal["table", "curves"]
+
+
+class Cell(NamedTuple):
+    """One run's place in a sheet."""
+
+    row: str
+    column: str
+    seed: int
+    run: str  # the name of its folder, beside the sheet
+    models: dict[str, str]  # heading -> name of the model in the run's records
+
+
+class Sheet(NamedTuple):
+    """A table, or a figure: rows and columns of runs, and a heading for each of their models."""
+
+    name: str  # sota, window, ...
+    title: str
+    shown: str  # where in the paper: "Table 2", or "" if it is ours
+    kind: Kind
+    scale: str
+    note: str  # what the scale changes
+    command: str
+    last: int  # rounds that a number is the mean of
+    rows: list[str]
+    columns: list[str]
+    headings: list[str]  # "plain" first
+    cells: list[Cell]
+
+
+def write_sheet(sheet: Sheet, folder: Path) -> Path:
+    """Write or replace a sheet in the folder of its runs, in one step."""
+    path = folder / f"{sheet.name}{SUFFIX}"
+    content = {**sheet._asdict(), "cells": [cell._asdict() for cell in sheet.cells]}
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror}.") from error
+    return path
+
+
+def read_sheet(path: Path) -> Sheet:
+    """Read a sheet; one that is not whole is refused."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        cells = [Cell(**cell) for cell in content.pop("cells")]
+        sheet = Sheet(**content, cells=cells)
+        _check(sheet)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is not a sheet of runs: {error}") from None
+    return sheet
+
+
+def _check(sheet: Sheet) -> None:
+    texts = [sheet.name, sheet.title, sheet.shown, sheet.kind, sheet.scale, sheet.note]
+    lists = [*sheet.rows, *sheet.columns, *sheet.headings]
+    for text in [*texts, sheet.command, *lists]:
+        _expect(isinstance(text, str), f"expected a text, got {text!r}")
+    _expect(sheet.kind in ("table", "curves"), f"unknown kind {sheet.kind!r}")
+    _expect(is_count(sheet.last), f"last must be a positive integer, got {sheet.last!r}")
+    for cell in sheet.cells:
+        _expect(cell.row in sheet.rows and cell.column in sheet.columns, f"a stray cell {cell}")
+        _expect(isinstance(cell.run, str) and Path(cell.run).name == cell.run, f"run {cell.run!r}")
+        _expect(is_count(cell.seed, 0) and _texts(cell.models), f"a damaged cell {cell}")
+
+
+def _texts(models: Any) -> bool:
+    return isinstance(models, Mapping) and all(isinstance(m, str) for m in models.values())
+
+
+def _expect(fact: bool, otherwise: str) -> None:
+    if not fact:
+        raise ValueError(otherwise)
