@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from wima.data import FederatedData, load, load_npz
+from wima.data.batches import LocalSGD, batches, tensors
 from wima.data.digits import digits
 from wima.errors import UsageError
 
@@ -158,7 +160,7 @@ def test_torch_takes_mapped_data_without_a_warning_and_cannot_change_the_files(t
     three_clients().save(tmp_path / "set")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        torch.from_numpy(FederatedData.open(tmp_path / "set").client(0)[0]).zero_().add_(7)
+        tensors(FederatedData.open(tmp_path / "set"), 0)[0].zero_().add_(7)
     assert np.array_equal(FederatedData.open(tmp_path / "set").x, X)
 
 
@@ -299,3 +301,41 @@ def test_a_data_set_is_loaded_by_name_or_by_file(tmp_path):
     assert load(str(path), seed=2).train.num_clients == 2
     with pytest.raises(UsageError, match="clients of its own"):
         load(str(path), alpha=0.5)
+
+
+def mapped_data(tmp_path, clients=300):
+    """A client per page and more, in a file that is large enough to be let go."""
+    x = np.arange(clients * 20 * 3000, dtype=np.float32).reshape(clients * 20, 3000)
+    FederatedData(x, np.zeros(len(x), np.int64), np.arange(0, len(x) + 1, 20)).save(
+        tmp_path / "set"
+    )
+    return x, FederatedData.open(tmp_path / "set")
+
+
+def resident(array):
+    """Bytes of the mapping that are in this process."""
+    address, found = array.ctypes.data, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            begin, end = (int(part, 16) for part in first.split("-"))
+            found = begin <= address < end
+        elif found and line.startswith("Rss:"):
+            return 1024 * int(line.split()[1])
+    raise AssertionError("the array is in no mapping")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+def test_clients_that_were_read_leave_no_pages_behind(tmp_path):
+    x, data = mapped_data(tmp_path)
+    for client in range(data.num_clients):
+        parts = [batch.x for batch in batches(data, client, LocalSGD(batch_size=20), 0, 0)]
+        rows = data._rows(client)
+        assert torch.equal(torch.cat(parts).sort(0).values, torch.from_numpy(x[rows]))
+    assert resident(data.x) < 4 * 20 * 3000 * 4 < data.x.nbytes / 50
+
+
+def test_mapped_arrays_are_read_only(tmp_path):
+    three_clients().save(tmp_path / "set")
+    with pytest.raises(ValueError, match="read-only"):
+        FederatedData.open(tmp_path / "set").x[0, 0] = 1

@@ -10,6 +10,7 @@ import typer
 
 from wima import __version__
 from wima.cli_data import app as data_app
+from wima.cli_paper import paper, sweep
 from wima.errors import RunError, UsageError
 
 app = typer.Typer(
@@ -20,6 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
+app.command()(paper)
+app.command()(sweep)
 
 
 def _version(wanted: bool) -> None:

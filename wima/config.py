@@ -154,7 +154,7 @@ def load_settings(source: str, overrides: list[str]) -> Settings:
             table.pop(instead, None)
     for key, value in sorted(changes.items(), key=lambda change: "." in change[0]):
         # Whole choices first, so that `algorithm.mu=1 algorithm=fedprox` keeps mu.
-        _set(table, key.split("."), value)
+        change(table, key, value)
     return make_settings(table)
 
 
@@ -217,9 +217,9 @@ def _value(text: str) -> Any:
         return text
 
 
-def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
+def change(table: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key; `algorithm.mu` works on `algorithm = "fedprox"` too."""
-    *parents, last = path
+    *parents, last = key.split(".")
     for parent in parents:
         field = Settings.model_fields.get(parent)
         below = table.get(parent, field.default if field else {})

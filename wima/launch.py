@@ -8,10 +8,10 @@ import json
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol, Self, TypeAlias
 
 from wima import checkpoint
 from wima.build import build
@@ -21,10 +21,23 @@ from wima.console import Progress
 from wima.errors import Diverged, RunError, UsageError
 from wima.lock import Lock
 from wima.runs import Run, RunFolder, check_free, environment, first_lines, read_run
-from wima.simulation import Simulation
+from wima.simulation import Record, Simulation
 from wima.store import Segments
 
 FOLDER = "checkpoints"  # in the run folder
+
+
+class Following(Protocol):
+    """Is told of each round that is done."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def update(self, record: Record) -> None: ...
+
+
+Follow: TypeAlias = Callable[[int, int], Following]  # rounds in all, rounds done before
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
@@ -41,19 +54,19 @@ def default_path(settings: Settings) -> Path:
     return Path("runs") / name
 
 
-def launch(settings: Settings, path: Path) -> Run:
+def launch(settings: Settings, path: Path, progress: Follow = Progress) -> Run:
     """Run the settings and record the run at `path`; nothing is written before all is checked."""
     check_free(path)
     try:
         with build(settings, path / FOLDER, print) as simulation:
             folder = RunFolder.create(path, settings, simulation.facts())
-            Player(simulation, folder, settings).play()
+            Player(simulation, folder, settings, progress).play()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
 
 
-def resume(path: Path) -> Run:
+def resume(path: Path, progress: Follow = Progress) -> Run:
     """Go on with a run from its newest whole checkpoint; from the start if there is none."""
     run = read_run(path)
     lock = Lock(path)
@@ -73,7 +86,7 @@ def resume(path: Path) -> Run:
             for reason in wrong:
                 print(f"Skipped a checkpoint: {reason}.")
             print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
-            Player(simulation, folder, settings).play()
+            Player(simulation, folder, settings, progress).play()
     finally:
         lock.release()
     return read_run(path)
@@ -111,8 +124,11 @@ def _check_same(path: Path, found: Checkpoint, now: dict[str, Any]) -> None:
 class Player:
     """Plays the rounds that are left; however that ends, the folder says so."""
 
-    def __init__(self, simulation: Simulation, folder: RunFolder, settings: Settings) -> None:
+    def __init__(
+        self, simulation: Simulation, folder: RunFolder, settings: Settings, progress: Follow
+    ) -> None:
         self.simulation, self.folder, self.settings = simulation, folder, settings
+        self._progress = progress
         self._store = simulation.store or Segments(folder.path / FOLDER)
         self._saved, self._when = simulation.t, time.monotonic()
         self._stop: int | None = None  # the signal that asks to end
@@ -132,7 +148,7 @@ class Player:
 
     def _rounds(self) -> None:
         simulation, folder = self.simulation, self.folder
-        with Progress(simulation.rounds, simulation.t) as progress:
+        with self._progress(simulation.rounds, simulation.t) as progress:
             for record in simulation:
                 folder.append(record)
                 progress.update(record)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from wima.data.batches import Batch
 from wima.data.federated import FederatedData
+from wima.data.mapped import as_tensor
 from wima.data.transform import Transform
 from wima.device import seeded
 from wima.errors import RunError, UsageError, check
@@ -71,7 +72,7 @@ def make_task(
     """
     factory = _Copies(model) if isinstance(model, nn.Module) else model
     workspace = Workspace(factory, loss, transform, device)
-    x, y = (part if isinstance(part, Tensor) else torch.from_numpy(part) for part in test)
+    x, y = (part if isinstance(part, Tensor) else as_tensor(part) for part in test)
     check(len(x) == len(y), f"Test x and y must have one length, got {len(x)} and {len(y)}.")
     check(len(x) > 0, "There are no test examples.")
     measures = {"accuracy": accuracy} if metrics is None else metrics

@@ -83,11 +83,13 @@ def _mapped(clients: int) -> tuple[Any, Any]:
     """
     import numpy as np
 
+    from wima.data.mapped import open_mapped
+
     def mapped(name: str, shape: tuple[int, ...], dtype: str) -> Any:
         path: Path = folder / f"{name}.npy"
         if not path.exists():
             np.lib.format.open_memmap(path, "w+", dtype, shape).flush()
-        return np.load(path, mmap_mode="c")
+        return open_mapped(path)
 
     folder = cache() / "data" / f"clients-{clients}x{SAMPLES}"
     folder.mkdir(parents=True, exist_ok=True)

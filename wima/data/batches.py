@@ -14,6 +14,7 @@ from torch import Tensor
 
 from wima.checks import check_count, is_number
 from wima.data.federated import FederatedData
+from wima.data.mapped import as_tensor, release
 from wima.errors import check
 from wima.faults import shortened
 from wima.randomness import rng
@@ -105,7 +106,9 @@ def batches(
     # Gathered once, and by torch: its memory is aligned alike in every process, so the bits are.
     chosen = torch.from_numpy(np.concatenate(plan))
     sizes = [len(index) for index in plan]
-    pairs = zip(torch.split(x[chosen], sizes), torch.split(y[chosen], sizes), strict=True)
+    x, y = x[chosen], y[chosen]
+    release(data, client)
+    pairs = zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
     for k, (x_k, y_k) in enumerate(pairs):
         yield Batch(x_k, y_k, (seed, t, client, k))
 
@@ -123,4 +126,4 @@ def everything(
 def tensors(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
     """A client's arrays as torch tensors, without a copy."""
     x, y = data.client(client)
-    return torch.from_numpy(x), torch.from_numpy(y)
+    return as_tensor(x), as_tensor(y)

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wima.data.mapped import open_mapped
 from wima.data.split import Ids, as_names, is_whole
 from wima.errors import UsageError, check
 
@@ -144,12 +145,12 @@ class FederatedData:
     def open(cls, folder: str | os.PathLike[str]) -> FederatedData:
         """Map a saved folder; examples are read from disk when they are used.
 
-        Mapped copy-on-write: the arrays are writable, as torch wants them, the files never change.
+        The arrays are read-only.
         """
         path = Path(folder)
         meta = _read_meta(path / "meta.json")
-        x, y = (_read_array(path / f"{field}.npy", "c") for field in ("x", "y"))
-        offsets = _read_array(path / "offsets.npy", None)
+        x, y = (_read_array(path / f"{field}.npy", open_mapped) for field in ("x", "y"))
+        offsets = _read_array(path / "offsets.npy", np.load)
         try:
             return cls(x, y, offsets, meta["names"], meta["classes"])
         except UsageError as error:
@@ -260,10 +261,10 @@ def _check_ids(clients: Array, num_clients: int | None) -> None:
         )
 
 
-def _read_array(path: Path, mmap_mode: Any) -> Array:
+def _read_array(path: Path, load: Callable[[Path], Any]) -> Array:
     check(path.is_file(), f"{path} is missing: a data folder holds {', '.join(_FILES)}.")
     try:
-        array = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+        array = load(path)
     except (ValueError, OSError, EOFError) as error:
         raise UsageError(f"{path} must be an array written by save(): {error}") from None
     check(isinstance(array, np.ndarray), f"{path} must be an array, got a zip archive.")

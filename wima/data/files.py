@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from wima.data.federated import Array, Bundle, FederatedData, check_labels
+from wima.data.mapped import open_mapped
 from wima.errors import UsageError, check
 
 NEEDED = ("x", "y", "client", "x_test", "y_test")
@@ -52,7 +53,7 @@ def _map(folder: Path) -> dict[str, Array]:
     arrays = {}
     for name in found:
         try:
-            arrays[name] = np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+            arrays[name] = open_mapped(folder / f"{name}.npy")
         except (OSError, ValueError, EOFError) as error:
             raise UsageError(f"{name}.npy cannot be read: {error}") from None
     return arrays

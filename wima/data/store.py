@@ -23,6 +23,7 @@ import numpy as np
 import pooch  # type: ignore[import-untyped]
 
 from wima.data.federated import Array, check_labels
+from wima.data.mapped import open_mapped
 from wima.data.transform import Transform
 from wima.errors import UsageError, check
 
@@ -142,14 +143,11 @@ class Ready(NamedTuple):
 
 
 def open_ready(name: str) -> Ready:
-    """Map a data set's arrays; copy-on-write, so that torch takes them without a warning."""
+    """Map a data set's arrays, read-only."""
     folder = ready(name)
     try:
         meta = _meta(folder)
-        arrays = {
-            key: np.load(folder / f"{key}.npy", mmap_mode="c", allow_pickle=False)
-            for key in meta["sha256"]
-        }
+        arrays = {key: open_mapped(folder / f"{key}.npy") for key in meta["sha256"]}
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise UsageError(
             f"The data cache {folder} is damaged ({error}); remove the folder and try again."

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from wima.algorithms.base import Local
 from wima.data.batches import everything
+from wima.data.mapped import as_tensor, release
 from wima.device import seeded
 from wima.engine.base import Setup
 from wima.engine.local import Problem, Solution
@@ -46,7 +47,7 @@ class Batched:
         assert space is not None
         self._space, self._gradients = space, RowGradients(space)
         data = setup.task.data
-        self._x, self._y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+        self._x, self._y = as_tensor(data.x), as_tensor(data.y)
         if space.transform is None:  # a transform works where the examples are stored
             self._x = self._x.to(space.device)
         self._offsets = np.asarray(data.offsets)
@@ -116,6 +117,8 @@ class Batched:
             if self._sgd.momentum:
                 velocity = g = self._sgd.momentum * velocity[:active] + g if k else g
             y[:active].sub_(g, alpha=lr)
+        for problem in problems:
+            release(self._task.data, problem.client)
         return rows, y, paths
 
     def _gradient(

@@ -1,7 +1,7 @@
 """A sheet: which runs make up a table or a figure, and where each stands in it.
 
-A sheet is written beside the run folders that it names, as `NAME.sheet.json`, when they are started;
-reports read it.  A cell is a run; several cells may share one, since many models watch one run.
+A sheet is written beside the run folders that it names, as `NAME.sheet.json`, when they are
+started; reports read it.  Several cells may share a run, since many models watch it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,13 @@ class Sheet(NamedTuple):
 
 
 def write_sheet(sheet: Sheet, folder: Path) -> Path:
-    """Write or replace a sheet in the folder of its runs, in one step."""
+    """Write a sheet into the folder of its runs, in one step.
+
+    What an earlier sheet of that name had besides, such as other seeds, stays if its run is there.
+    """
     path = folder / f"{sheet.name}{SUFFIX}"
+    if path.exists():
+        sheet = _joined(sheet, read_sheet(path), folder)
     content = {**sheet._asdict(), "cells": [cell._asdict() for cell in sheet.cells]}
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -71,10 +76,26 @@ def read_sheet(path: Path) -> Sheet:
     return sheet
 
 
+def _joined(new: Sheet, old: Sheet, folder: Path) -> Sheet:
+    places = {(cell.row, cell.column, cell.seed) for cell in new.cells}
+    more = [
+        cell
+        for cell in old.cells
+        if (cell.row, cell.column, cell.seed) not in places and (folder / cell.run).exists()
+    ]
+    return new._replace(
+        rows=list(dict.fromkeys([*new.rows, *(cell.row for cell in more)])),
+        columns=list(dict.fromkeys([*new.columns, *(cell.column for cell in more)])),
+        headings=list(dict.fromkeys([*new.headings, *(h for cell in more for h in cell.models)])),
+        cells=[*new.cells, *more],
+    )
+
+
 def _check(sheet: Sheet) -> None:
     texts = [sheet.name, sheet.title, sheet.shown, sheet.kind, sheet.scale, sheet.note]
-    lists = [*sheet.rows, *sheet.columns, *sheet.headings]
-    for text in [*texts, sheet.command, *lists]:
+    lists = (sheet.rows, sheet.columns, sheet.headings)
+    _expect(all(isinstance(names, list) for names in lists), "rows, columns, headings: lists")
+    for text in [*texts, sheet.command, *(name for names in lists for name in names)]:
         _expect(isinstance(text, str), f"expected a text, got {text!r}")
     _expect(sheet.kind in ("table", "curves"), f"unknown kind {sheet.kind!r}")
     _expect(is_count(sheet.last), f"last must be a positive integer, got {sheet.last!r}")

@@ -77,10 +77,10 @@ def mobilenetv2(
     return model
 
 
-def cifar_lenet(shape: Shape, classes: int) -> nn.Module:
+def cifar_lenet(shape: Shape, classes: int, *, width: int = 64) -> nn.Module:
     """Square images with the channels first, of at least 16x16 pixels."""
     channels, side = _square("lenet", shape)
-    return LeNet(classes, channels, side)
+    return LeNet(classes, channels, side, width)
 
 
 def _square(model: str, shape: Shape) -> tuple[int, int]:

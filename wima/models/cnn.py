@@ -37,7 +37,7 @@ class FemnistCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv2(self.conv1(channels_last(x)).relu_())
-        x = F.max_pool2d(x, 2).permute(0, 2, 3, 1).flatten(1)  # pixel by pixel, as it lies
-        x = self.dropout1(x.relu_())  # the ReLU of conv2: the same after pooling, and cheaper
+        x = F.max_pool2d(x, 2).relu_()  # the ReLU of conv2: the same after pooling, and cheaper
+        x = self.dropout1(x.permute(0, 2, 3, 1).flatten(1))  # pixel by pixel, as it lies
         x = self.dropout2(self.hidden(x).relu_())
         return self.classifier(x)  # type: ignore[no-any-return]

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from wima.checks import check_count
 from wima.errors import check
 
 
 class LeNet(nn.Module):
-    """Two 5x5 convolutions of 64 channels, each with 2x2 pooling; 384 and 192 hidden units.
+    """Two 5x5 convolutions of `width` channels, each with 2x2 pooling; 384 and 192 hidden units.
 
-    The network of Hsu et al. 2019 and of FedSAM (Caldarola et al. 2022); torch's initialisation.
+    With a width of 64, the network of Hsu et al. 2019 and of FedSAM (Caldarola et al. 2022);
+    torch's initialisation.
     """
 
-    def __init__(self, classes: int = 10, channels: int = 3, side: int = 32) -> None:
+    def __init__(
+        self, classes: int = 10, channels: int = 3, side: int = 32, width: int = 64
+    ) -> None:
         super().__init__()
+        check_count("LeNet.width", width)
         check(side >= 16, f"LeNet needs images of at least 16x16 pixels, got {side}x{side}.")
         pooled = ((side - 4) // 2 - 4) // 2  # a 5x5 convolution without padding takes 4
         self.features = nn.Sequential(
-            nn.Conv2d(channels, 64, 5),
+            nn.Conv2d(channels, width, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(64, 64, 5),
+            nn.Conv2d(width, width, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(64 * pooled**2, 384),
+            nn.Linear(width * pooled**2, 384),
             nn.ReLU(),
             nn.Linear(384, 192),
             nn.ReLU(),

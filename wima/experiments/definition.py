@@ -1,0 +1,140 @@
+"""Experiments, methods, settings and scales, as their TOML files define them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from wima.errors import UsageError, unknown
+from wima.experiments.sheet import Kind
+
+HERE = Path(__file__).parent
+SHARED = ("methods", "settings", "scales", "printed")  # files that are no experiments
+Made = TypeVar("Made", bound="Table")
+
+
+class Table(BaseModel):
+    """A checked table of a TOML file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Method(Table):
+    """A row of the paper's main table: an algorithm, a server optimizer, hyper-parameters."""
+
+    label: str
+    set: dict[str, Any]
+    on: dict[str, dict[str, Any]] = {}  # setting -> what differs there
+    tune: dict[str, list[Any]] = {}  # key -> the paper's interval
+
+
+class Setting(Table):
+    """A data set with its split: a preset and what differs from it."""
+
+    label: str
+    preset: str
+    set: dict[str, Any] = {}
+
+
+class Variant(Table):
+    """One of several runs of a method that differ in their settings."""
+
+    set: dict[str, Any] = {}
+    averagers: dict[str, str] = {}
+
+
+class Scale(Table):
+    """How much smaller than the paper."""
+
+    note: str
+    seeds: list[int]
+    windows: float
+    cycles: float
+    last: int
+    set: dict[str, Any] = {}
+    presets: dict[str, dict[str, Any]] = {}
+
+
+class Experiment(Table):
+    """A table or figure: methods x settings x variants, and averagers that watch every run."""
+
+    title: str
+    shown: str = ""  # where in the paper
+    kind: Kind = "table"
+    methods: list[str]
+    settings: list[str]
+    rows: Literal["methods", "settings", "variants", "averagers", "tune"]
+    column: str = ""  # the heading of the only column, where settings are rows
+    set: dict[str, Any] = {}
+    variants: dict[str, Variant] = {"": Variant()}
+    averagers: dict[str, str]
+
+
+def methods() -> dict[str, Method]:
+    """The paper's methods by name."""
+    return _named(Method, HERE / "methods.toml")
+
+
+def settings() -> dict[str, Setting]:
+    """The paper's data sets and splits by name."""
+    return _named(Setting, HERE / "settings.toml")
+
+
+def scales() -> dict[str, Scale]:
+    """The scales by name."""
+    return _named(Scale, HERE / "scales.toml")
+
+
+def experiments() -> dict[str, Experiment]:
+    """The experiments that come with the package, by name."""
+    files = [path for path in sorted(HERE.glob("*.toml")) if path.stem not in SHARED]
+    return {path.stem: _checked(Experiment, _read(path), path) for path in files}
+
+
+def find_experiment(name: str) -> tuple[str, Experiment]:
+    """The experiment of that name, or of a .toml file, with the name of its sheet."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        found = _checked(Experiment, _read(path), path)
+        _check_names(found, path)
+        return path.stem, found
+    known = experiments()
+    if name not in known:
+        raise unknown("experiment", name, known)
+    return name, known[name]
+
+
+def _check_names(experiment: Experiment, path: Path) -> None:
+    for kind, given, known in (
+        ("method", experiment.methods, methods()),
+        ("setting", experiment.settings, settings()),
+    ):
+        for name in given:
+            if name not in known:
+                raise UsageError(f"{path}: {unknown(kind, name, known)}")
+
+
+def _named(kind: type[Made], path: Path) -> dict[str, Made]:
+    return {name: _checked(kind, table, path) for name, table in _read(path).items()}
+
+
+def _checked(kind: type[Made], table: Any, path: Path) -> Made:
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+        raise UsageError(f"{path} is not an experiment: {where}: {message}.") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None

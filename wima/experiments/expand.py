@@ -1,0 +1,192 @@
+"""From an experiment and a scale to runs: settings for each, and their places in the sheet.
+
+Runs are shared.  Averagers never steer, so two experiments that train alike need one run between
+them; it is watched by the averagers of all experiments that come with the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+from wima import averaging
+from wima.config import Choice, Settings, change, make_settings, read_table
+from wima.errors import unknown
+from wima.experiments.definition import (
+    Experiment,
+    Method,
+    Scale,
+    Variant,
+    experiments,
+    methods,
+    settings,
+)
+from wima.experiments.sheet import Cell, Sheet
+
+
+class Job(NamedTuple):
+    """A run to be made: the name of its folder, and its settings."""
+
+    name: str
+    settings: Settings
+
+
+class Training(NamedTuple):
+    """A run as an experiment asks for it: what steers it, and what this experiment watches."""
+
+    row: str
+    column: str
+    setting: str
+    method: str
+    steering: Settings  # without averagers
+    watched: dict[str, Choice]  # heading -> averager
+
+
+def expand(
+    name: str,
+    experiment: Experiment,
+    scale_name: str,
+    scale: Scale,
+    seeds: list[int],
+    command: str,
+    only: list[str] | None = None,
+) -> tuple[Sheet, list[Job]]:
+    """The sheet of an experiment, and the runs to make for it, each once.
+
+    only: names of methods and settings whose runs are made; none of a kind means all of that kind.
+    """
+    kept = _kept(experiment, only or [])
+    jobs: dict[str, Job] = {}
+    cells = []
+    shared = _watchers(scale, [*experiments().values(), experiment])
+    for training, seed in product(_trainings(experiment, scale), seeds):
+        averagers = list(shared[training.steering.run_id].values())
+        made = training.steering.model_copy(update={"seed": seed, "averagers": averagers})
+        job = Job(f"{training.setting}-{training.method}-s{seed}-{made.run_id}", made)
+        cells += list(_cells(experiment, training, seed, job.name))
+        if training.setting in kept and training.method in kept:
+            jobs[job.name] = job
+    sheet = Sheet(
+        name=name,
+        title=experiment.title,
+        shown=experiment.shown,
+        kind=experiment.kind,
+        scale=scale_name,
+        note=scale.note,
+        command=command,
+        last=scale.last,
+        rows=list(dict.fromkeys(cell.row for cell in cells)),
+        columns=list(dict.fromkeys(cell.column for cell in cells)),
+        headings=list(dict.fromkeys(heading for cell in cells for heading in cell.models)),
+        cells=cells,
+    )
+    return sheet, list(jobs.values())
+
+
+def _cells(experiment: Experiment, training: Training, seed: int, run: str) -> Iterator[Cell]:
+    """The places of a run: one, or one for each averager."""
+    models = {heading: _model(choice) for heading, choice in training.watched.items()}
+    if experiment.rows == "averagers":
+        for heading, model in models.items():
+            both = {"plain": "plain", "average": model}
+            yield Cell(heading, training.column, seed, run, both)
+    else:
+        yield Cell(training.row, training.column, seed, run, {"plain": "plain", **models})
+
+
+def _model(averager: Choice) -> str:
+    """What the averager's model is called in records."""
+    return averager.make("averager", averaging.BY_NAME).name
+
+
+def _watchers(scale: Scale, known: list[Experiment]) -> dict[str, dict[str, Choice]]:
+    """For each training: all averagers that some experiment watches it with, by model."""
+    found: dict[str, dict[str, Choice]] = {}
+    for experiment in known:
+        for training in _trainings(experiment, scale):
+            models = found.setdefault(training.steering.run_id, {})
+            models.update({_model(choice): choice for choice in training.watched.values()})
+    return {run: dict(sorted(models.items())) for run, models in found.items()}
+
+
+def _kept(experiment: Experiment, names: list[str]) -> set[str]:
+    """The methods and settings whose runs are wanted."""
+    for name in names:
+        known = [*experiment.methods, *experiment.settings]
+        if name not in known:
+            raise unknown("method or setting of the experiment", name, known)
+    kept: set[str] = set()
+    for kind in (experiment.methods, experiment.settings):
+        kept |= {name for name in kind if name in names} or set(kind)
+    return kept
+
+
+def _trainings(experiment: Experiment, scale: Scale) -> Iterator[Training]:
+    for setting, method in product(experiment.settings, experiment.methods):
+        for row, variant in _variants(experiment, methods()[method]):
+            column = settings()[setting].label
+            watched = {**experiment.averagers, **variant.averagers}
+            row = {"methods": methods()[method].label, "settings": column}.get(experiment.rows, row)
+            yield Training(
+                row,
+                experiment.column if experiment.rows == "settings" else column,
+                setting,
+                method,
+                _steering(experiment, scale, setting, method, variant),
+                {heading: _scaled(text, scale) for heading, text in watched.items()},
+            )
+
+
+def _variants(experiment: Experiment, method: Method) -> Iterator[tuple[str, Variant]]:
+    """The variants of a method, or the points of its grid."""
+    if experiment.rows != "tune":
+        yield from experiment.variants.items()
+        return
+    for values in product(*method.tune.values()):
+        point = dict(zip(method.tune, values, strict=True))
+        named = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point.items())
+        yield f"{method.label}, {named}", Variant(set=point)
+
+
+def _steering(
+    experiment: Experiment, scale: Scale, setting_name: str, method_name: str, variant: Variant
+) -> Settings:
+    """All that training depends on, seed and averagers aside."""
+    setting, method = settings()[setting_name], methods()[method_name]
+    table = read_table(setting.preset)
+    layers: list[dict[str, Any]] = [
+        setting.set,
+        scale.set,
+        scale.presets.get(setting.preset, {}),
+        experiment.set,
+        method.set,
+        method.on.get(setting_name, {}),
+        variant.set,
+        {"averagers": []},
+    ]
+    for layer in layers:
+        for key, value in layer.items():
+            change(table, key, value)
+    made = make_settings(table)
+    return made.model_copy(update={"schedule": _scaled(str(made.schedule), scale)})
+
+
+def _scaled(text: str, scale: Scale) -> Choice:
+    """An averager or schedule of the paper's lengths, with those of the scale.
+
+    `ema:window=W` has the decay that gives its models the mean age of those in a window of W.
+    """
+    choice = Choice.model_validate(text)
+    given = choice.parameters
+    for key, factor in (
+        ("window", scale.windows),
+        ("every", scale.windows),
+        ("cycle", scale.cycles),
+    ):
+        if key in given:
+            given[key] = max(1, round(given[key] * factor))
+    if choice.name == "ema" and "window" in given:
+        window = given.pop("window")
+        given["decay"] = round((window - 1) / (window + 1), 4)
+    return Choice(name=choice.name, **given)

@@ -1,0 +1,84 @@
+"""A grid of settings x seeds as a sheet: `wima sweep`."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from wima import averaging
+from wima.config import Settings, load_settings, parse_override
+from wima.errors import UsageError, check
+from wima.experiments.expand import Job
+from wima.experiments.sheet import Cell, Sheet
+
+LAST = 100  # rounds in a number, as in the paper
+
+
+def expand_grid(
+    name: str, source: str, overrides: list[str], axes: list[str], seeds: list[int], command: str
+) -> tuple[Sheet, list[Job]]:
+    """All combinations of the axes' values, a row each, for each seed.
+
+    An axis is `key=value,value,...`; values that differ in nothing but their seed share a row.
+    """
+    keys = [parse_axis(text) for text in axes]
+    jobs, cells = [], []
+    for values in product(*(values for _, values in keys)):
+        changes = [f"{key}={value}" for (key, _), value in zip(keys, values, strict=True)]
+        row = ", ".join(changes) or source
+        for seed in seeds:
+            settings = load_settings(source, [*overrides, *changes, f"seed={seed}"])
+            job = Job(_folder_name(settings), settings)
+            jobs.append(job)
+            cells.append(Cell(row, Path(source).stem, seed, job.name, _models(settings)))
+    headings = list(dict.fromkeys(heading for cell in cells for heading in cell.models))
+    rounds = min(job.settings.rounds for job in jobs)
+    sheet = Sheet(
+        name=name,
+        title=f"{Path(source).stem}: {', '.join(key for key, _ in keys) or 'seeds'}",
+        shown="",
+        kind="table",
+        scale="",
+        note="",
+        command=command,
+        last=min(LAST, rounds),
+        rows=list(dict.fromkeys(cell.row for cell in cells)),
+        columns=[Path(source).stem],
+        headings=headings,
+        cells=cells,
+    )
+    return sheet, list({job.name: job for job in jobs}.values())
+
+
+def _folder_name(settings: Settings) -> str:
+    data, algorithm = Path(settings.data.name).stem, settings.algorithm.name
+    return f"{data}-{algorithm}-s{settings.seed}-{settings.run_id}"
+
+
+def parse_axis(text: str) -> tuple[str, list[str]]:
+    """`key=value,value` as a key and the texts of its values."""
+    key, equals, values = text.partition("=")
+    check(bool(key and equals and values), f"Expected --grid key=value,value, got {text!r}.")
+    listed = values.split(",")
+    for value in listed:
+        parse_override(f"{key}={value}")
+    return key, listed
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0,1,2` or `0-4` as seeds."""
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            seeds += range(int(first), int(last) + 1) if dash else [int(first)]
+    except ValueError:
+        raise UsageError(f"Expected seeds like 0,1,2 or 0-4, got {text!r}.") from None
+    check(bool(seeds) and min(seeds) >= 0, f"Expected seeds like 0,1,2 or 0-4, got {text!r}.")
+    return list(dict.fromkeys(seeds))
+
+
+def _models(settings: Settings) -> dict[str, Any]:
+    names = [choice.make("averager", averaging.BY_NAME).name for choice in settings.averagers]
+    return {"plain": "plain", **{name: name for name in names}}

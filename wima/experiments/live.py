@@ -1,0 +1,82 @@
+"""The progress of a sweep: a live table on a terminal, a line for each run elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from wima.experiments.sweep import State, Sweep
+
+
+def follow(sweep: Sweep, console: Console | None = None) -> None:
+    """Play the sweep to its end and show how it goes."""
+    console = console or Console()
+    shown = {state.job.name for state in sweep.states if state.state != "waiting"}
+    if shown:
+        console.print(f"Already there: {_counts(sweep)}.", highlight=False)
+    if not console.is_terminal:
+        for _ in sweep.run():
+            _print_ended(sweep, console, shown)
+        _print_ended(sweep, console, shown)
+        return
+    with Live(_table(sweep), console=console, refresh_per_second=4, transient=True) as live:
+        for _ in sweep.run():
+            live.update(_table(sweep))
+            _print_ended(sweep, live.console, shown)
+    _print_ended(sweep, console, shown)
+
+
+def summary(sweep: Sweep) -> str:
+    """How many runs ended in which way, and the names of those that did not end well."""
+    bad = [s for s in sweep.states if s.state not in ("done", "diverged", "waiting", "interrupted")]
+    lines = [f"Runs: {_counts(sweep)}."]
+    lines += [f"  {s.state}: {s.path}: {_first_line(s.message)}" for s in bad]
+    return "\n".join(lines)
+
+
+def _print_ended(sweep: Sweep, console: Console, shown: set[str]) -> None:
+    for state in sweep.states:
+        if state.job.name in shown or state.state in ("waiting", "running"):
+            continue
+        shown.add(state.job.name)
+        why = f" ({_first_line(state.message)})" if state.message else ""
+        left = f"; {_left(sweep)} left" if _left(sweep) else ""
+        line = f"{state.state:<11} {state.job.name}{why}  [{len(shown)}/{len(sweep.states)}{left}]"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(sweep: Sweep) -> Table:
+    """The runs that are under way, and how many are done, wait or failed."""
+    title = f"{_counts(sweep)}" + (f"; {_left(sweep)} left" if _left(sweep) else "")
+    table = Table(title=title, title_justify="left")
+    table.add_column("run")
+    table.add_column("round", justify="right")
+    table.add_column("s per round", justify="right")
+    for state in sweep.states:
+        if state.state == "running":
+            table.add_row(state.job.name, f"{state.t}/{state.rounds}", _seconds(state))
+    return table
+
+
+def _seconds(state: State) -> str:
+    return f"{state.seconds / state.played:.2f}" if state.played else ""
+
+
+def _counts(sweep: Sweep) -> str:
+    counts = Counter(state.state for state in sweep.states)
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+
+def _left(sweep: Sweep) -> str:
+    seconds = sweep.time_left()
+    if seconds is None:
+        return ""
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0] if text else ""
