@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -73,21 +74,25 @@ class Experiment(Table):
     averagers: dict[str, str]
 
 
+@cache
 def methods() -> dict[str, Method]:
     """The paper's methods by name."""
     return _named(Method, HERE / "methods.toml")
 
 
+@cache
 def settings() -> dict[str, Setting]:
     """The paper's data sets and splits by name."""
     return _named(Setting, HERE / "settings.toml")
 
 
+@cache
 def scales() -> dict[str, Scale]:
     """The scales by name."""
     return _named(Scale, HERE / "scales.toml")
 
 
+@cache
 def experiments() -> dict[str, Experiment]:
     """The experiments that come with the package, by name."""
     files = [path for path in sorted(HERE.glob("*.toml")) if path.stem not in SHARED]
