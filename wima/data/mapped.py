@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wima.data.federated import FederatedData
 
 LARGE = 64 * 2**20  # bytes; smaller arrays may stay in memory whole
-AROUND = 64 * 2**10  # bytes that Linux maps around an address that is read, aligned
+AROUND = 2 * 2**20  # bytes: Linux maps at most so much around an address that is read, aligned
 
 
 def open_mapped(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
