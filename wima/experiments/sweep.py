@@ -81,15 +81,11 @@ class Sweep:
 
     def _work(self) -> None:
         """A thread: hand runs to a worker process, one by one."""
-        process: subprocess.Popen[str] | None = None
         while (state := self._next()) is not None:
-            if process is None or process.poll() is not None:
-                process = self._start()
-            self._play(state, process)
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-            process.wait()
+            with self._start() as process:  # leaving it closes its input, which ends it
+                while state is not None:
+                    self._play(state, process)
+                    state = None if process.poll() is not None else self._next()
 
     def _next(self) -> State | None:
         with self._lock:
@@ -113,7 +109,7 @@ class Sweep:
         assert process.stdin is not None and process.stdout is not None
         asked = {"path": str(state.path), "settings": state.job.settings.to_toml()}
         state.state, begin, first = "running", time.monotonic(), None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a worker that died is seen below
             process.stdin.write(json.dumps(asked) + "\n")
             process.stdin.flush()
         for line in process.stdout:
