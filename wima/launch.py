@@ -23,6 +23,7 @@ from wima.lock import Lock
 from wima.runs import Run, RunFolder, check_free, environment, first_lines, read_run
 from wima.simulation import Simulation
 from wima.store import Segments
+from wima.trackers.tell import Trackers
 
 FOLDER = "checkpoints"  # in the run folder
 
@@ -44,10 +45,11 @@ def default_path(settings: Settings) -> Path:
 def launch(settings: Settings, path: Path) -> Run:
     """Run the settings and record the run at `path`; nothing is written before all is checked."""
     check_free(path)
+    trackers = Trackers(settings.trackers)
     try:
         with build(settings, path / FOLDER, print) as simulation:
             folder = RunFolder.create(path, settings, simulation.facts())
-            Player(simulation, folder, settings).play()
+            Player(simulation, folder, settings, trackers).play()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
@@ -60,6 +62,7 @@ def resume(path: Path) -> Run:
     try:
         if run.status["state"] == "done":
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
+        trackers = Trackers(run.settings.trackers)
         engine = run.environment.get("engine", run.settings.engine)
         settings = run.settings.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER) as simulation:
@@ -73,7 +76,7 @@ def resume(path: Path) -> Run:
             for reason in wrong:
                 print(f"Skipped a checkpoint: {reason}.")
             print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
-            Player(simulation, folder, settings).play()
+            Player(simulation, folder, settings, trackers).play()
     finally:
         lock.release()
     return read_run(path)
@@ -111,14 +114,25 @@ def _check_same(path: Path, found: Checkpoint, now: dict[str, Any]) -> None:
 class Player:
     """Plays the rounds that are left; however that ends, the folder says so."""
 
-    def __init__(self, simulation: Simulation, folder: RunFolder, settings: Settings) -> None:
+    def __init__(
+        self, simulation: Simulation, folder: RunFolder, settings: Settings, trackers: Trackers
+    ) -> None:
         self.simulation, self.folder, self.settings = simulation, folder, settings
+        self.trackers = trackers
         self._store = simulation.store or Segments(folder.path / FOLDER)
         self._saved, self._when = simulation.t, time.monotonic()
         self._stop: int | None = None  # the signal that asks to end
 
     def play(self) -> None:
+        """Play, and when the folder is closed, tell the trackers how it ended."""
         try:
+            self._play()
+        finally:
+            self.trackers.finish(self.folder.state)
+
+    def _play(self) -> None:
+        try:
+            self.trackers.start(self.folder.path)
             with self._signals():
                 self._rounds()
         except KeyboardInterrupt:
@@ -135,6 +149,7 @@ class Player:
         with Progress(simulation.rounds, simulation.t) as progress:
             for record in simulation:
                 folder.append(record)
+                self.trackers.record(record)
                 progress.update(record)
                 if self._stop is not None:
                     self._save()
