@@ -2,60 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import sys
 from math import isnan, nan
 from pathlib import Path
 
 import pytest
+from tracked import ROUNDS, after_round, killed_after, outcome, settings_of
 
-from wima import launch as launching
 from wima.cli import main
-from wima.config import Settings, load_settings, make_settings
+from wima.config import Settings, load_settings
 from wima.errors import Diverged, RunError, UsageError
 from wima.launch import Interrupted, launch, resume
 from wima.lock import Lock
-from wima.runs import Run, read_run
+from wima.runs import Run, RunFolder, read_run
 from wima.simulation import Record, Simulation
 from wima.trackers import BY_NAME
 from wima.trackers.base import hyperparameters, identity, recorded, scalars
 from wima.trackers.tell import export
-
-ROUNDS = 12
-BASE = {
-    "clients": 12,
-    "rounds": ROUNDS,
-    "clients_per_round": 3,
-    "lr": 0.05,
-    "schedule": {"name": "exponential", "gamma": 0.9},
-    "engine": "serial",
-    "averagers": ["wima:window=3", "ema"],
-    "eval_every": 2,
-    "eval_last": 0,
-    "checkpoint_every": 5,
-    "checkpoint_minutes": 0.0,
-}
-
-
-def settings_of(**changes) -> Settings:
-    return make_settings({**BASE, **changes})
-
-
-def numbers(path: Path) -> dict[str, dict[int, float]]:
-    """What a tracker should have of a run: name -> round -> value."""
-    expected: dict[str, dict[int, float]] = {}
-    for record in recorded(read_run(path)):
-        for name, value in scalars(record).items():
-            expected.setdefault(name, {})[record.t] = value
-    return expected
-
-
-def outcome(path: Path) -> dict[str, bytes]:
-    files = [path / "records.jsonl", *sorted((path / "models").iterdir())]
-    return {file.name: file.read_bytes() for file in files}
-
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
@@ -89,41 +53,14 @@ def cli(monkeypatch, capsys, tmp_path):
 
 
 @pytest.fixture
-def at_round(monkeypatch):
-    """Let something happen when a round was recorded, before trackers hear of it."""
-
-    def plan(t: int, happens) -> None:
-        append = launching.RunFolder.append
-
-        def recording(self, record: Record) -> None:
-            append(self, record)
-            if record.t == t:
-                happens()
-
-        monkeypatch.setattr(launching.RunFolder, "append", recording)
-
-    yield plan
+def interrupted_after_7(monkeypatch):
+    """The user interrupts the run when round 7 was recorded, before trackers hear of it."""
+    monkeypatch.setattr(RunFolder, "append", RunFolder.append)  # to be restored
+    after_round(7, interrupt)
 
 
 def interrupt() -> None:
     raise KeyboardInterrupt
-
-
-def killed_at(t: int, settings: Settings, path: Path) -> None:
-    """Start the run in a child that dies when a round was recorded."""
-    pid = os.fork()
-    if not pid:
-        append = launching.RunFolder.append
-
-        def recording(self, record: Record) -> None:
-            append(self, record)
-            if record.t == t:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        launching.RunFolder.append = recording
-        launch(settings, path)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 class Diary:
@@ -236,8 +173,7 @@ def test_trackers_hear_of_all_rounds_and_of_the_end(diary, tmp_path):
     assert diary == ["r", *range(1, ROUNDS + 1), "done"]
 
 
-def test_after_a_resume_they_hear_of_all_rounds_again(diary, tmp_path, at_round):
-    at_round(7, interrupt)
+def test_after_a_resume_they_hear_of_all_rounds_again(diary, tmp_path, interrupted_after_7):
     with pytest.raises(Interrupted):
         launch(settings_of(trackers=["diary"]), tmp_path / "r")
     assert diary == ["r", *range(1, 7), "interrupted"]
@@ -298,7 +234,7 @@ def test_an_export_tells_the_same_as_a_run(run, diary):
 
 
 def test_a_run_whose_process_died_is_exported_as_interrupted(diary, tmp_path):
-    killed_at(3, settings_of(), tmp_path / "r")
+    killed_after(3, settings_of(), tmp_path / "r")
     list(export([tmp_path / "r"], ["diary"]))
     assert diary == ["r", 1, 2, 3, "interrupted"]
 
