@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import struct
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,9 +70,7 @@ def from_mlflow(path: Path) -> dict[str, dict[int, float]]:
 
 
 def from_wandb(path: Path) -> dict[str, dict[int, float]]:
-    """The rows of the newest offline run, see `wandb_records`."""
-    import json
-
+    """The rows of the newest offline run."""
     found: dict[str, list[tuple[int, float]]] = {}
     for record in wandb_records(path):
         items = {
@@ -180,11 +178,11 @@ def test_tensorboard_has_settings_and_environment(tmp_path):
     launch(settings, path)
     events = EventAccumulator(str(path / "tensorboard")).Reload()
     begin = parse(events.PluginTagToContent("hparams")[SESSION_START_INFO_TAG])
-    kinds = {"number_value": float, "string_value": str}
-    given = {name: kinds[v.WhichOneof("kind")](getattr(v, v.WhichOneof("kind"))) for name, v in begin.hparams.items()}
+    given = {name: getattr(v, v.WhichOneof("kind")) for name, v in begin.hparams.items()}
     assert given == hyperparameters(settings)
-    (text,) = events.Tensors("environment/text_summary")
-    assert f"torch: {read_run(path).environment['torch']}" in text.tensor_proto.string_val[0].decode()
+    (event,) = events.Tensors("environment/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert f"torch: {read_run(path).environment['torch']}" in text
 
 
 @needs["mlflow"]
@@ -217,8 +215,6 @@ def test_a_tracking_server_that_cannot_be_used_does_not_hurt(plain, tmp_path, mo
 
 @needs["wandb"]
 def test_wandb_has_name_settings_and_the_end(tmp_path):
-    import json
-
     settings = settings_of(trackers=["wandb"])
     launch(settings, tmp_path / "r")
     records = list(wandb_records(tmp_path / "r"))

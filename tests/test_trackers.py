@@ -161,7 +161,9 @@ def test_an_unknown_tracker_is_refused_before_anything_is_written(cli, tmp_path)
         ("wandb", "wandb", "pip install wandb"),
     ],
 )
-def test_a_missing_package_is_told_before_the_run(name, module, command, cli, tmp_path, monkeypatch):
+def test_a_missing_package_is_told_before_the_run(
+    name, module, command, cli, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     code, _, err = cli("run", "digits", f"trackers={name}", "--out", "r")
     assert code == 2 and command in err and "Traceback" not in err
@@ -254,7 +256,8 @@ def test_what_cannot_be_exported_is_named_and_the_rest_is_exported(cli, run, dia
     (damaged / "times.jsonl").write_text("what?\n")
     code, out, err = cli("track", str(foreign), str(damaged), str(run), "--to", "diary")
     assert code == 2 and f"{run}: {ROUNDS} rounds" in out
-    assert f"{foreign} is not a run folder" in err and f"{damaged / 'times.jsonl'} is damaged" in err
+    assert f"{foreign} is not a run folder" in err
+    assert f"{damaged / 'times.jsonl'} is damaged" in err
     assert diary[-1] == "done"
 
 

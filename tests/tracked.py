@@ -55,6 +55,7 @@ def after_round(t: int, happens) -> None:
     def recording(self, record: Record) -> None:
         append(self, record)
         if record.t == t:
+            launching.RunFolder.append = append  # it happens once
             happens()
 
     launching.RunFolder.append = recording

@@ -55,7 +55,7 @@ def identity(run: Run) -> str:
 
 
 def hyperparameters(settings: Settings) -> dict[str, str | float]:
-    """All settings as numbers and texts, choices as on the command line; unset ones are left out."""
+    """All settings that are set, as numbers and texts; choices as on the command line."""
     return {name: _flat(value) for name, value in settings if value is not None}
 
 

@@ -30,7 +30,7 @@ class TensorBoard:
         # Readers forget what earlier files have of the rounds from `purge_step` on.
         purge = None if fresh else self._done + 1
         self._writer = self._writers.SummaryWriter(str(folder), purge_step=purge, flush_secs=FLUSH)
-        # The first is left out: it names metrics.  Without it TensorBoard takes all scalars as such.
+        # The first would name the metrics; without it, TensorBoard takes all scalars.
         _, begin, self._end = self._summaries.hparams(hyperparameters(run.settings), {})
         self._writer.file_writer.add_summary(begin)
         if fresh:
