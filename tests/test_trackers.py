@@ -21,6 +21,7 @@ from wima.trackers import BY_NAME
 from wima.trackers.base import hyperparameters, identity, recorded, scalars
 from wima.trackers.tell import export
 
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
     """A finished run without trackers."""
