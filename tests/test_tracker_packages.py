@@ -98,8 +98,10 @@ def from_wandb(path: Path) -> dict[str, dict[int, float]]:
 
 def wandb_records(path: Path) -> Iterator:
     """What the newest offline run holds: blocks of a LevelDB log with W&B's own messages."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # its service writes files after `finish` returned
     (file,) = newest_wandb(path).glob("*.wandb")
     data, place, parts = file.read_bytes(), 7, b""
     while place < len(data):

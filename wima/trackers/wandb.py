@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 from wima.runs import Run
@@ -20,11 +22,14 @@ class WandB:
         self._run: Any = None
 
     def start(self, run: Run) -> None:
+        folder, key = Path(os.environ.get("WANDB_DIR", run.path)), identity(run)
+        if any((folder / "wandb").glob(f"*run-*-{key}")):
+            time.sleep(1)  # folders are named by the second: a new one must not be the one before
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            dir=os.environ.get("WANDB_DIR", str(run.path)),
+            dir=str(folder),
             name=name_of(run),
-            id=identity(run),
+            id=key,
             resume="allow",
             config={**hyperparameters(run.settings), "environment": run.environment},
             settings={"console": "off"},
