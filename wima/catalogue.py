@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from wima import algorithms, averaging, data, engine, models, schedules, server_opt
+from wima import algorithms, averaging, data, engine, models, schedules, server_opt, trackers
 from wima.config import Settings, presets
 from wima.errors import unknown
 
@@ -60,6 +60,7 @@ KINDS: dict[str, Callable[[], Iterator[str]]] = {
     "data": lambda: (f"{name:<14}{text}" for name, text in data.SUMMARIES.items()),
     "models": lambda: _registry(models.BY_NAME),
     "engines": lambda: iter(engine.NAMES),
+    "trackers": lambda: _registry(trackers.BY_NAME),
     "presets": lambda: iter(presets()),
     "settings": _settings,
 }

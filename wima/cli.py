@@ -95,6 +95,18 @@ def runs(
     Console().print(runs_table(folder))
 
 
+@app.command()
+def track(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    to: Annotated[str, typer.Option(help="Trackers, for example tensorboard,mlflow.")],
+) -> None:
+    """Hand runs that ended to TensorBoard, MLflow or Weights & Biases."""
+    from wima.trackers.tell import export
+
+    for line in export(paths, to.split(",")):
+        print(line)
+
+
 @app.command("list")
 def list_(
     kind: Annotated[

@@ -64,7 +64,7 @@ class Choice(BaseModel):
 
 
 HOW = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes", "window_store"}
-HOW |= {"client_memory_gb"}  # how a run is played, not what it gives
+HOW |= {"client_memory_gb", "trackers"}  # how a run is played, not what it gives
 
 
 class Settings(BaseModel):
@@ -110,6 +110,7 @@ class Settings(BaseModel):
     window_store: Literal["memory", "files"] = "memory"  # past models
     client_memory_gb: float | None = None  # of clients' memory in memory; the rest is in files
     store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models and clients' memory
+    trackers: list[str] = []  # where the run is recorded besides its folder
 
     @model_validator(mode="before")
     @classmethod
@@ -123,7 +124,7 @@ class Settings(BaseModel):
         given["averagers"] = [{"name": "wima", "window": window} for window in listed]
         return given
 
-    @field_validator("averagers", mode="before")
+    @field_validator("averagers", "trackers", mode="before")
     @classmethod
     def _one_or_several(cls, given: Any) -> Any:
         return given if isinstance(given, list) else [given] if given else []

@@ -23,6 +23,7 @@ from wima.lock import Lock
 from wima.runs import Run, RunFolder, check_free, environment, first_lines, read_run
 from wima.simulation import Record, Simulation
 from wima.store import Segments
+from wima.trackers.tell import Trackers
 
 FOLDER = "checkpoints"  # in the run folder
 
@@ -57,10 +58,11 @@ def default_path(settings: Settings) -> Path:
 def launch(settings: Settings, path: Path, progress: Follow = Progress) -> Run:
     """Run the settings and record the run at `path`; nothing is written before all is checked."""
     check_free(path)
+    trackers = Trackers(settings.trackers)
     try:
         with build(settings, path / FOLDER, print) as simulation:
             folder = RunFolder.create(path, settings, simulation.facts())
-            Player(simulation, folder, settings, progress).play()
+            Player(simulation, folder, settings, trackers, progress).play()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
@@ -73,6 +75,7 @@ def resume(path: Path, progress: Follow = Progress) -> Run:
     try:
         if run.status["state"] == "done":
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
+        trackers = Trackers(run.settings.trackers)
         engine = run.environment.get("engine", run.settings.engine)
         settings = run.settings.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER) as simulation:
@@ -86,7 +89,7 @@ def resume(path: Path, progress: Follow = Progress) -> Run:
             for reason in wrong:
                 print(f"Skipped a checkpoint: {reason}.")
             print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
-            Player(simulation, folder, settings, progress).play()
+            Player(simulation, folder, settings, trackers, progress).play()
     finally:
         lock.release()
     return read_run(path)
@@ -125,16 +128,29 @@ class Player:
     """Plays the rounds that are left; however that ends, the folder says so."""
 
     def __init__(
-        self, simulation: Simulation, folder: RunFolder, settings: Settings, progress: Follow
+        self,
+        simulation: Simulation,
+        folder: RunFolder,
+        settings: Settings,
+        trackers: Trackers,
+        progress: Follow,
     ) -> None:
         self.simulation, self.folder, self.settings = simulation, folder, settings
-        self._progress = progress
+        self.trackers, self._progress = trackers, progress
         self._store = simulation.store or Segments(folder.path / FOLDER)
         self._saved, self._when = simulation.t, time.monotonic()
         self._stop: int | None = None  # the signal that asks to end
 
     def play(self) -> None:
+        """Play, and when the folder is closed, tell the trackers how it ended."""
         try:
+            self._play()
+        finally:
+            self.trackers.finish(self.folder.state)
+
+    def _play(self) -> None:
+        try:
+            self.trackers.start(self.folder.path)
             with self._signals():
                 self._rounds()
         except KeyboardInterrupt:
@@ -151,6 +167,7 @@ class Player:
         with self._progress(simulation.rounds, simulation.t) as progress:
             for record in simulation:
                 folder.append(record)
+                self.trackers.record(record)
                 progress.update(record)
                 if self._stop is not None:
                     self._save()

@@ -48,6 +48,7 @@ class RunFolder:
 
     def __init__(self, path: Path, rounds: int, lock: Lock, done: int = 0) -> None:
         self.path, self.done, self._rounds, self._lock = path, done, rounds, lock
+        self.state = "running"
         self._hash = hashlib.sha256((path / "records.jsonl").read_bytes())
         self._records = (path / "records.jsonl").open("a", encoding="utf-8")
         self._times = (path / "times.jsonl").open("a", encoding="utf-8")
@@ -122,6 +123,7 @@ class RunFolder:
 
     def close(self, state: str, reason: str = "") -> None:
         """Say how the run ended, if that can still be written, and let the lock go."""
+        self.state = state
         with contextlib.suppress(OSError):
             self._records.close()
             self._times.close()
