@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from wima import __version__
+from wima.cli_average import register
 from wima.cli_data import app as data_app
 from wima.errors import RunError, UsageError
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
+register(app)
 
 
 def _version(wanted: bool) -> None:

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,22 +24,6 @@ from wima.saved.write import Content, check_ending, in_file_order, write
 
 PIECE = 2**18  # numbers that are read at once: they stay in a processor's cache
 GROUP = 2**22  # numbers that are added up at a time: 32 MB in float64
-
-
-class Rule(Protocol):
-    """How checkpoints become one."""
-
-    def newest(self, files: Sequence[Path]) -> Sequence[Path]:
-        """Those that count, of all, oldest first."""
-        ...
-
-    def add(self, total: Array, x: Array, seen: int) -> None:
-        """Take in the next checkpoint; `seen` came before it."""
-        ...
-
-    def value(self, total: Array, seen: int) -> Array:
-        """The average of those seen."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,14 +38,26 @@ class Window:
     def __post_init__(self) -> None:
         check_count("--window", self.window)
 
+    @property
+    def name(self) -> str:
+        return "plain" if self.window == 1 else f"W = {self.window}"
+
+    @property
+    def span(self) -> float:
+        """How many checkpoints count."""
+        return float(self.window)
+
     def newest(self, files: Sequence[Path]) -> Sequence[Path]:
+        """Those that count, of all, oldest first."""
         return files[-self.window :]
 
     def add(self, total: Array, x: Array, seen: int) -> None:
+        """Take in the next checkpoint; `seen` came before it."""
         total += x
 
     def value(self, total: Array, seen: int) -> Array:
-        return total / seen
+        """The average of those seen."""
+        return total / seen  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -73,6 +69,15 @@ class Decay:
     def __post_init__(self) -> None:
         check_range("--ema", self.decay, least=0, below=1)
 
+    @property
+    def name(self) -> str:
+        return f"EMA {self.decay:g}"
+
+    @property
+    def span(self) -> float:
+        """The window whose checkpoints are as old on average as what this one remembers."""
+        return (1 + self.decay) / (1 - self.decay)
+
     def newest(self, files: Sequence[Path]) -> Sequence[Path]:
         return files
 
@@ -82,6 +87,9 @@ class Decay:
 
     def value(self, total: Array, seen: int) -> Array:
         return total
+
+
+Rule: TypeAlias = Window | Decay
 
 
 class Averaged(NamedTuple):
@@ -134,7 +142,7 @@ def average_files(
     averaged = {n for n, spec in tensors.items() if spec.floating and _matches(n, part)}
     check(bool(averaged) or not part, f"--part {' '.join(part)} matches no tensor of {used[-1]}.")
     pieces = _average(Plan(used, rule, tensors, averaged, key), progress)
-    about = f"{rule} of {len(used)} files, {used[0].name} to {used[-1].name}"
+    about = f"{rule.name}: {len(used)} files, {used[0].name} to {used[-1].name}"
     write(out, Content(tensors, {**metadata, "wima": about}, pieces, used[-1], key), force)
     return Averaged(used, len(tensors), sum(spec.numel for spec in tensors.values()))
 

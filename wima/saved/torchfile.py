@@ -72,7 +72,7 @@ def load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         reason = str(error).split("WeightsUnpickler error: ")[-1]
-        refused = re.search(r"(?:GLOBAL|function|build) (\S+)", reason)
+        refused = re.search(r"GLOBAL (\S+)", reason)
         if refused is None:
             raise damaged(path, pickle.UnpicklingError(reason)) from None
         raise UsageError(
