@@ -160,7 +160,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     told = f"{gain}; gain {best.gain:.3g} ± {best.margin:.2g} over {ends} end points."
     if best.gain <= best.margin:
         return [told, "That is within the noise: it is not shown that averaging helps here."]
-    return [told, "Averaging helps here.", *_equals(rows, best)]
+    return [told, f"Averaging helps here: wima average {best.rule.option}.", *_equals(rows, best)]
 
 
 def _equals(rows: Sequence[Row], best: Row) -> list[str]:

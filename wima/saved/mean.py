@@ -43,6 +43,11 @@ class Window:
         return "plain" if self.window == 1 else f"W = {self.window}"
 
     @property
+    def option(self) -> str:
+        """How `wima average` is asked for it."""
+        return f"--window {self.window}"
+
+    @property
     def span(self) -> float:
         """How many checkpoints count."""
         return float(self.window)
@@ -72,6 +77,10 @@ class Decay:
     @property
     def name(self) -> str:
         return f"EMA {self.decay:g}"
+
+    @property
+    def option(self) -> str:
+        return f"--ema {self.decay:g}"
 
     @property
     def span(self) -> float:

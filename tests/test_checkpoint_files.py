@@ -1,0 +1,582 @@
+"""`wima average`: the mean of files is the mean of models, and nothing bad passes unnoticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import wima
+from wima.averaging import Watch
+from wima.cli import main
+from wima.errors import RunError, UsageError
+from wima.saved import mean as mean_module
+from wima.saved.mean import Decay, Window, average_files
+from wima.saved.select import select
+from wima.saved.tensors import decode, encode
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path):
+    """Run a command in this process, inside an empty folder: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wima", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def model(step: int) -> dict[str, torch.Tensor]:
+    """Tensors of several shapes and dtypes, other ones at every step."""
+    draw = torch.Generator().manual_seed(step)
+    return {
+        "layer.weight": torch.randn(7, 5, generator=draw),
+        "layer.bias": torch.randn(7, generator=draw),
+        "scale": torch.randn((), generator=draw),
+        "empty": torch.zeros(0, 3),
+        "double": torch.randn(3, generator=draw, dtype=torch.float64),
+        "half": torch.randn(9, generator=draw).half(),
+        "brain": torch.randn(9, generator=draw).bfloat16(),
+        "steps": torch.tensor([step, -step]),
+        "flags": torch.tensor([step % 2 == 0, True, False]),
+    }
+
+
+def small(step: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((4,), float(step)), "b": torch.tensor([step, 2.0 * step])}
+
+
+def without(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    return {n: t for n, t in tensors.items() if n != name}
+
+
+def save(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npz":
+        np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+    elif path.suffix == ".safetensors":
+        save_file(tensors, path, {"format": "pt", "step": path.stem})
+    else:
+        torch.save(tensors, path)
+    return path
+
+
+def load(path: Path) -> dict[str, torch.Tensor]:
+    if path.suffix == ".npz":
+        return {n: torch.from_numpy(np.asarray(array)) for n, array in np.load(path).items()}
+    return load_file(path) if path.suffix == ".safetensors" else torch.load(path)
+
+
+def naive(models: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The mean of deep copies, in float64; of integers, the newest."""
+    result = {}
+    for name, newest in models[-1].items():
+        total = sum(m[name].double() for m in models)
+        floating = newest.is_floating_point()
+        result[name] = (total / len(models)).to(newest.dtype) if floating else newest
+    return result
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert set(a) == set(b)
+    for name in a:
+        assert a[name].dtype == b[name].dtype and a[name].shape == b[name].shape, name
+        assert torch.equal(a[name], b[name]), name
+
+
+def folder_is(folder: Path, names: set[str]) -> bool:
+    return {path.name for path in folder.iterdir()} == names
+
+
+# The mean.
+
+
+@pytest.mark.parametrize("source", [".safetensors", ".pt", ".npz"])
+@pytest.mark.parametrize("target", [".safetensors", ".pt", ".npz"])
+def test_the_mean_of_files_is_that_of_models_whatever_the_format(tmp_path, source, target):
+    models = [model(step) for step in range(8)]
+    if ".npz" in (source, target):  # numpy has no bfloat16
+        models = [without(m, "brain") for m in models]
+    files = [save(tmp_path / f"step_{n}{source}", m) for n, m in enumerate(models)]
+    done = average_files(files, tmp_path / f"mean{target}", Window(5))
+    assert done.files == files[-5:]
+    assert_same(load(tmp_path / f"mean{target}"), naive(models[-5:]))
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pt", ".npz"])
+def test_pieces_and_groups_change_nothing(tmp_path, monkeypatch, ending):
+    models = [without(model(step), "brain") for step in range(4)]
+    files = [save(tmp_path / f"step_{n}{ending}", m) for n, m in enumerate(models)]
+    monkeypatch.setattr(mean_module, "PIECE", 3)
+    monkeypatch.setattr(mean_module, "GROUP", 8)
+    shares: list[float] = []
+    average_files(files, tmp_path / f"mean{ending}", progress=shares.append)
+    assert_same(load(tmp_path / f"mean{ending}"), naive(models))
+    assert shares == sorted(shares) and shares[-1] == 1 and len(shares) > 20
+
+
+@given(
+    data=st.lists(
+        st.lists(st.floats(width=32, allow_nan=False), min_size=3, max_size=3),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(deadline=None, max_examples=40)
+def test_files_give_the_bits_of_the_loop_for_any_numbers_until_its_window_slides(
+    tmp_path_factory, data
+):
+    assert_bits_of_the_loop(tmp_path_factory.mktemp("files"), torch.tensor(data), len(data))
+
+
+@given(
+    data=st.lists(
+        st.lists(st.integers(-(2**24), 2**24), min_size=3, max_size=3), min_size=1, max_size=12
+    ),
+    window=st.integers(1, 12),
+)
+@settings(deadline=None, max_examples=40)
+def test_files_give_the_bits_of_the_loop_for_any_window_if_sums_are_exact(
+    tmp_path_factory, data, window
+):
+    w = torch.tensor(data, dtype=torch.float32) * 2.0**-20
+    assert_bits_of_the_loop(tmp_path_factory.mktemp("files"), w, window)
+
+
+def test_files_give_the_bits_of_the_loop_on_a_long_walk_with_a_window_that_slides(tmp_path):
+    steps = torch.randn(150, 2000, generator=torch.Generator().manual_seed(0))
+    assert_bits_of_the_loop(tmp_path, 0.1 * steps.cumsum(dim=0), 100)
+
+
+def assert_bits_of_the_loop(folder: Path, models: torch.Tensor, window: int) -> None:
+    watch = Watch({"mean": wima.WIMA(window)}, models[0])
+    files = []
+    for step, w in enumerate(models):
+        watch.update(w)
+        files.append(save(folder / f"step_{step}.safetensors", {"w": w.clone()}))
+    average_files(files, folder / "mean.safetensors", Window(window), force=True)
+    got, expected = load(folder / "mean.safetensors")["w"], watch.vector("mean")
+    assert torch.equal(got.view(torch.int32), expected.view(torch.int32))
+    shutil.rmtree(folder)
+
+
+def test_ema_of_files_is_that_of_the_loop(tmp_path):
+    models = torch.randn(9, 50, generator=torch.Generator().manual_seed(1))
+    watch = Watch({"ema": wima.EMA(0.8)}, models[0])
+    for w in models:
+        watch.update(w)
+    files = [save(tmp_path / f"{n}.pt", {"w": w.clone()}) for n, w in enumerate(models)]
+    average_files(files, tmp_path / "ema.pt", Decay(0.8))
+    torch.testing.assert_close(load(tmp_path / "ema.pt")["w"], watch.vector("ema"))
+
+
+def test_bfloat16_and_float16_are_rounded_as_torch_rounds_them():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, generator=draw, dtype=torch.float64) * 10.0 ** torch.arange(-10, 10).repeat(1000)
+    x = torch.cat([x, torch.tensor([0.0, -0.0, float("inf"), float("-inf"), 1 + 2.0**-8, 65520.0])])
+    for dtype, code, bits in ((torch.bfloat16, "BF16", torch.int16), (torch.float16, "F16", None)):
+        with np.errstate(over="ignore"):
+            stored = encode(x.numpy(), code)
+        expected = x.to(dtype)
+        assert np.array_equal(decode(stored, code).astype(np.float64), expected.double().numpy())
+        if bits:
+            assert np.array_equal(stored, expected.view(bits).numpy().view(np.uint16))
+    assert np.isnan(decode(encode(np.array([np.nan]), "BF16"), "BF16")).all()
+
+
+def test_infinities_and_nan_pass_as_in_the_loop(tmp_path):
+    values = torch.tensor([[1.0, float("inf"), float("nan")], [3.0, 1.0, 1.0]])
+    assert_bits_of_the_loop(tmp_path, values[:, :2].clone(), 2)
+    tmp_path.mkdir()
+    files = [save(tmp_path / f"{n}.npz", {"w": w}) for n, w in enumerate(values)]
+    average_files(files, tmp_path / "mean.npz")
+    assert load(tmp_path / "mean.npz")["w"].isnan().tolist() == [False, False, True]
+
+
+def test_part_averages_some_tensors_and_takes_the_others_from_the_newest(tmp_path):
+    files = [save(tmp_path / f"step_{n}.pt", model(n)) for n in range(3)]
+    average_files(files, tmp_path / "mean.pt", part=["layer.*"])
+    expected, got = naive([model(n) for n in range(3)]), load(tmp_path / "mean.pt")
+    for name, newest in model(2).items():
+        wanted = expected[name] if name.startswith("layer.") else newest
+        assert torch.equal(got[name], wanted), name
+    with pytest.raises(UsageError, match=r"--part head.* matches no tensor"):
+        average_files(files, tmp_path / "other.pt", part=["head.*"])
+
+
+# Formats as people write them.
+
+
+def test_metadata_of_the_newest_file_is_kept_and_the_origin_is_told(tmp_path):
+    files = [save(tmp_path / f"step_{n}.safetensors", small(n)) for n in range(3)]
+    average_files(files, tmp_path / "mean.safetensors", Window(2))
+    with safe_open(tmp_path / "mean.safetensors", "pt") as file:
+        assert file.metadata() == {
+            "format": "pt",
+            "step": "step_2",
+            "wima": "W = 2: 2 files, step_1.safetensors to step_2.safetensors",
+        }
+
+
+def shards(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """A model in two files with an index, as Hugging Face writes it."""
+    names = list(tensors)
+    where = {}
+    for n, some in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-0000{n}-of-00002.safetensors"
+        save(folder / file, {name: tensors[name] for name in some})
+        where.update(dict.fromkeys(some, file))
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": where}))
+    return index
+
+
+def test_models_in_several_files_are_read_by_their_index_or_folder(tmp_path):
+    for n in range(9, 12):
+        shards(tmp_path / f"checkpoint-{n}", model(n))
+    expected = naive([model(n) for n in range(9, 12)])
+    for pattern in ("checkpoint-*", "checkpoint-*/*.index.json"):
+        files = select([str(tmp_path / pattern)])
+        assert [file.parent.name for file in files] == [f"checkpoint-{n}" for n in (9, 10, 11)]
+        average_files(files, tmp_path / "mean.safetensors", force=True)
+        assert_same(load(tmp_path / "mean.safetensors"), expected)
+    with pytest.raises(UsageError, match="one part of a model in several files; give its index"):
+        select([str(tmp_path / "checkpoint-9" / "*.safetensors")])
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "words"),
+    [
+        ({"w": "../other.safetensors"}, "files beside the index"),
+        ({"w": "gone.safetensors"}, "Cannot read .*gone.safetensors"),
+        ({"x": "one.safetensors"}, "holds no tensor 'x'"),
+        (["w"], "no index of a sharded model"),
+    ],
+)
+def test_an_index_that_is_wrong_is_refused(tmp_path, weight_map, words):
+    save(tmp_path / "one.safetensors", small(1))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UsageError, match=words):
+        average_files([index], tmp_path / "mean.npz")
+
+
+def test_pytorch_files_are_averaged_where_they_hold_the_weights_and_keep_the_rest(tmp_path):
+    def whole(n: int) -> dict:
+        optimizer = {"state": {0: {"momentum": torch.ones(2) * n}}, "lr": 0.1}
+        return {"model": OrderedDict(model(n)), "optimizer": optimizer, "epoch": n}
+
+    files = []
+    for n in range(3):
+        torch.save(whole(n), tmp_path / f"epoch={n}.ckpt")
+        files.append(tmp_path / f"epoch={n}.ckpt")
+    expected = naive([model(n) for n in range(3)])
+    average_files(files, tmp_path / "mean.ckpt")
+    got = torch.load(tmp_path / "mean.ckpt")
+    assert got["epoch"] == 2 and got["optimizer"]["state"][0]["momentum"].tolist() == [2, 2]
+    assert list(got["model"]) == list(model(2))
+    assert_same(got["model"], expected)
+    average_files(files, tmp_path / "mean.safetensors")
+    assert_same(load(tmp_path / "mean.safetensors"), expected)
+    average_files(files, tmp_path / "momentum.pt", key="optimizer.state.0")
+    assert torch.load(tmp_path / "momentum.pt")["optimizer"]["state"][0]["momentum"][0] == 1
+
+
+def test_a_pytorch_file_whose_weights_are_not_found_asks_for_the_key(tmp_path):
+    torch.save({"generator": small(1), "critic": small(2), "step": 3}, tmp_path / "gan.pt")
+    files = [tmp_path / "gan.pt"]
+    with pytest.raises(UsageError, match="--key; the file holds generator, critic, step"):
+        average_files(files, tmp_path / "mean.pt")
+    with pytest.raises(UsageError, match="no tensors under --key step"):
+        average_files(files, tmp_path / "mean.pt", key="step")
+    average_files(files, tmp_path / "critic.npz", key="critic")
+    assert_same(load(tmp_path / "critic.npz"), small(2))
+
+
+def test_pytorch_files_of_old_versions_and_of_views_are_read(tmp_path):
+    files = []
+    for n in range(2):
+        tensors = {"w": torch.arange(6.0).reshape(2, 3).T * n, "b": torch.arange(9.0)[2:5] + n}
+        files.append(tmp_path / f"{n}.pth")
+        torch.save(tensors, files[-1], _use_new_zipfile_serialization=n == 0)
+    average_files(files, tmp_path / "mean.pt")
+    w = torch.arange(6.0).reshape(2, 3).T / 2
+    assert_same(load(tmp_path / "mean.pt"), {"w": w, "b": torch.arange(9.0)[2:5] + 0.5})
+
+
+def test_npz_files_may_be_compressed_of_other_byte_order_or_by_columns(tmp_path):
+    x = np.arange(12.0).reshape(3, 4)
+    arrays = [x, np.asfortranarray(x), x.astype(">f8"), x]
+    writers = [np.savez, np.savez, np.savez, np.savez_compressed]
+    for n, (array, writer) in enumerate(zip(arrays, writers, strict=True)):
+        writer(tmp_path / f"{n}.npz", x=array * n)
+    average_files([tmp_path / f"{n}.npz" for n in range(4)], tmp_path / "mean.npz")
+    np.testing.assert_array_equal(np.load(tmp_path / "mean.npz")["x"], 1.5 * x)
+
+
+# Which files.
+
+
+def test_files_come_in_the_order_of_their_numbers_and_once(tmp_path):
+    for n in (1, 2, 9, 10, 11, 100):
+        save(tmp_path / f"epoch={n // 10}-step={n}.pt", small(n))
+    (tmp_path / "last.pt").symlink_to(tmp_path / "epoch=10-step=100.pt")
+    pattern, one = str(tmp_path / "epoch*.pt"), str(tmp_path / "epoch=0-step=9.pt")
+    files = select([one, pattern, str(tmp_path / "last.pt")])
+    assert [int(file.stem.rpartition("=")[2]) for file in files] == [1, 2, 9, 10, 11, 100]
+
+
+def test_last_and_every_count_back_from_the_newest(tmp_path):
+    for n in range(10):
+        save(tmp_path / f"{n}.pt", small(n))
+    pattern = [str(tmp_path / "*.pt")]
+    assert [f.stem for f in select(pattern, every=3)] == ["0", "3", "6", "9"]
+    assert [f.stem for f in select(pattern, every=4, last=6)] == ["5", "9"]
+    assert [f.stem for f in select(pattern, last=2)] == ["8", "9"]
+
+
+def test_order_can_be_that_of_time_or_as_given(tmp_path):
+    names = ["c", "a", "b"]
+    for age, name in enumerate(names):
+        os.utime(save(tmp_path / f"{name}.pt", small(1)), (age, age))
+    assert [f.stem for f in select([str(tmp_path / "*.pt")], order="time")] == names
+    given_order = [str(tmp_path / f"{name}.pt") for name in ("b", "c", "a")]
+    assert [f.stem for f in select(given_order, order="given")] == ["b", "c", "a"]
+    with pytest.raises(UsageError, match="--order must be one of number, time, given"):
+        select(given_order, order="size")
+
+
+# The command.
+
+
+def test_the_command_takes_quoted_patterns_and_says_what_was_used(cli, tmp_path):
+    for n in range(1, 13):
+        save(tmp_path / "run" / f"step_{n}.safetensors", small(n))
+    code, out, err = cli("average", "run/*.safetensors", "--window", "3", "--out", "mean.pt")
+    assert (code, err) == (0, "")
+    assert "W = 3, 3 checkpoints, run/step_10.safetensors to run/step_12.safetensors" in out
+    assert "6 numbers in 2 tensors" in out
+    assert_same(load(tmp_path / "mean.pt"), small(11))
+    code, out, _ = cli("average", "run/*.safetensors", "--out", "all.npz")
+    assert code == 0 and "Window 100, but there are 12 checkpoints: all of them were used." in out
+    assert load(tmp_path / "all.npz")["w"].tolist() == [6.5] * 4
+    assert cli("average", "run/*", "--ema", "0.5", "--last", "2", "--out", "ema.pt")[0] == 0
+    assert load(tmp_path / "ema.pt")["w"].tolist() == [11.5] * 4
+
+
+class Malicious:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.trace}",)
+
+
+def evil(path: Path, trace: Path, kind: str) -> None:
+    content = {"model": small(1), "callback": Malicious(trace)}
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(content))
+    elif kind == "npz":
+        np.savez(path, w=np.array([Malicious(trace)], dtype=object), allow_pickle=True)
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a.pt", "zip"), ("a.ckpt", "old"), ("a.bin", "pickle"), ("a.npz", "npz")]
+)
+def test_a_file_that_wants_to_run_code_is_refused_and_nothing_runs(cli, tmp_path, name, kind):
+    trace = tmp_path / "trace"
+    evil(tmp_path / name, trace, kind)
+    code, out, err = cli("average", name, "--out", "mean.safetensors")
+    assert code == 2 and f"Error: {name}" in err and "Traceback" not in out + err
+    assert "weights_only" not in err, "no advice to load it after all"
+    if kind in ("zip", "old"):
+        assert "system would have to be called" in err and "Nothing of it was executed" in err
+    assert folder_is(tmp_path, {name})
+    if kind == "zip":  # the file is as bad as it looks
+        torch.load(name, weights_only=False)
+        assert trace.exists()
+
+
+def other(change: str) -> dict[str, torch.Tensor]:
+    changes = {
+        "lacks": without(small(2), "b"),
+        "more": {**small(2), "c": torch.ones(1)},
+        "shape": {**small(2), "w": torch.ones(2, 2)},
+        "dtype": {**small(2), "w": torch.ones(4).double()},
+    }
+    return changes[change]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("lacks", ["step_2", "lacks 'b', which", "step_3"]),
+        ("more", ["step_2", "has 'c', which", "step_3", "lacks"]),
+        ("shape", ["step_2", "tensor 'w' has shape (2, 2), but (4,) in"]),
+        ("dtype", ["step_2", "tensor 'w' has dtype F64, but F32 in"]),
+    ],
+)
+@pytest.mark.parametrize("ending", [".safetensors", ".pt", ".npz"])
+def test_checkpoints_of_different_models_are_refused(cli, tmp_path, change, words, ending):
+    names = {save(tmp_path / f"step_{n}{ending}", small(n)).name for n in (1, 3)}
+    names.add(save(tmp_path / f"step_2{ending}", other(change)).name)
+    code, out, err = cli("average", f"step_*{ending}", "--out", "mean.pt")
+    assert code == 2 and "Traceback" not in out + err
+    assert [word for word in words if word not in err] == []
+    assert folder_is(tmp_path, names)
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pt", ".npz"])
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "folder of that name", "flipped"])
+def test_a_damaged_file_is_named_and_nothing_is_written(cli, tmp_path, ending, damage):
+    save(tmp_path / f"step_1{ending}", small(1))
+    bad = save(tmp_path / f"step_2{ending}", small(2))
+    content = bad.read_bytes()
+    bad.unlink()
+    if damage == "folder of that name":
+        bad.mkdir()
+    else:
+        flipped = bytes([*(255 - b for b in content[:64]), *content[64:]])
+        changed = {"cut": content[: len(content) * 2 // 3], "text": b"hello\n", "empty": b""}
+        bad.write_bytes(changed.get(damage, flipped))
+    code, out, err = cli("average", f"*{ending}", "--out", "mean.safetensors")
+    assert code == 2 and f"step_2{ending}" in err and "Traceback" not in out + err
+    assert folder_is(tmp_path, {f"step_1{ending}", f"step_2{ending}"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none*.pt", "--out", "m.pt"], ["No file matches 'none*.pt'"]),
+        (["none.pt", "--out", "m.pt"], ["Cannot read none.pt", "no such file"]),
+        (["step_1.pt", "--out", "m.txt"], ["--out m.txt", ".safetensors, .npz, .pt"]),
+        (["note.txt", "--out", "m.pt"], ["note.txt: unknown kind", ".safetensors"]),
+        (["step_1.pt", "--out", "m.pt", "--window", "0"], ["--window", "positive integer, got 0"]),
+        (["step_1.pt", "--out", "m.pt", "--every", "0"], ["--every", "positive integer, got 0"]),
+        (["step_1.pt", "--out", "m.pt", "--last", "-1"], ["--last", "positive integer, got -1"]),
+        (["step_1.pt", "--out", "m.pt", "--ema", "1"], ["--ema", "[0, 1)"]),
+        (["step_1.pt", "--out", "old.pt"], ["old.pt exists already", "--force"]),
+        (["step_*.pt", "--out", "step_1.pt", "--force"], ["is one of the checkpoints"]),
+        (["int.npz", "text.npz", "--out", "m.npz"], ["text.npz", "'t'", "cannot be averaged"]),
+        (["brain.pt", "--out", "m.npz"], [".npz cannot hold bfloat16", "'w'"]),
+    ],
+)
+def test_mistakes_end_with_2_and_change_no_file(cli, tmp_path, arguments, words):
+    save(tmp_path / "step_1.pt", small(1))
+    save(tmp_path / "brain.pt", {"w": torch.ones(2).bfloat16()})
+    np.savez(tmp_path / "int.npz", t=np.arange(3))
+    np.savez(tmp_path / "text.npz", t=np.array(["a"]))
+    for name in ("old.pt", "note.txt"):
+        (tmp_path / name).write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    code, out, err = cli("average", *arguments)
+    assert code == 2 and "Error: " in err and "Traceback" not in out + err
+    assert [word for word in words if word not in err] == []
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_force_replaces_an_output_that_exists(cli, tmp_path):
+    save(tmp_path / "step_1.pt", small(1))
+    (tmp_path / "old.npz").write_text("mine")
+    assert cli("average", "step_1.pt", "--out", "old.npz", "--force")[0] == 0
+    assert_same(load(tmp_path / "old.npz"), small(1))
+
+
+@pytest.mark.parametrize("out", ["gone/mean.pt", "note.txt/mean.pt", "/proc/mean.pt", "x" * 300 + ".pt"])
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_read(cli, tmp_path, out):
+    save(tmp_path / "step_1.pt", small(1))
+    (tmp_path / "note.txt").write_text("mine")
+    code, _, err = cli("average", "step_1.pt", "--out", out)
+    assert code == 1 and f"Cannot write {out}" in err and "Traceback" not in err
+    assert folder_is(tmp_path, {"step_1.pt", "note.txt"})
+
+
+def limited() -> None:
+    """No file may grow beyond 100 kB: writing fails as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pt", ".npz"])
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, ending):
+    save(tmp_path / "step_1.safetensors", {"w": torch.randn(100_000)})
+    (tmp_path / f"mean{ending}").write_text("old")
+    command = ["-m", "wima.cli", "average", "step_1.safetensors", "--out", f"mean{ending}"]
+    done = subprocess.run(
+        [sys.executable, *command, "--force"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        preexec_fn=limited,
+    )
+    assert done.returncode == 1, done.stderr
+    assert f"Error: Cannot write mean{ending}: File too large." in done.stderr
+    assert (tmp_path / f"mean{ending}").read_text() == "old"
+    assert folder_is(tmp_path, {"step_1.safetensors", f"mean{ending}"})
+
+
+def test_an_interruption_leaves_nothing_behind(tmp_path):
+    files = [save(tmp_path / f"{n}.npz", small(n)) for n in range(3)]
+
+    def interrupt(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        average_files(files, tmp_path / "mean.npz", progress=interrupt)
+    assert folder_is(tmp_path, {f"{n}.npz" for n in range(3)})
+
+
+def test_safetensors_and_npz_are_averaged_without_torch_in_little_memory(tmp_path):
+    big = {"w": torch.zeros(4_000_000), "v": torch.zeros(3_000_000)}
+    for n in range(3):
+        save(tmp_path / f"{n}.safetensors", {name: t + n for name, t in big.items()})
+    code = (
+        "import sys, resource; from pathlib import Path; "
+        "from wima.saved.mean import average_files; "
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
+        "average_files([Path(f'{n}.safetensors') for n in range(3)], Path('m.npz')); "
+        "after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
+        "print('torch' in sys.modules, (after - before) * 1024)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    torch_loaded, grown = done.stdout.split()
+    assert torch_loaded == "False"
+    accumulators = 8 * mean_module.GROUP
+    assert int(grown) < accumulators + 20e6 < 2 * 16e6 + 200e6
+    assert load(tmp_path / "m.npz")["w"].unique().tolist() == [1.0]
+
+
+def test_writing_reports_what_the_system_says(tmp_path):
+    files = [save(tmp_path / "1.npz", small(1))]
+    with pytest.raises(RunError, match="Cannot write .*No such file or directory"):
+        average_files(files, tmp_path / "gone" / "mean.npz")
