@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_checkpoint_files import cli, folder_is  # noqa: F401
+from test_cli import cli  # noqa: F401
 
 from wima.errors import RunError, UsageError
 from wima.saved.advise import (
@@ -199,7 +199,7 @@ def test_a_command_that_fails_is_told_and_leaves_nothing(cli, tmp_path):  # noqa
     files = walk(tmp_path, noise(3))
     code, out, err = cli("advise", "step_*.npz", "--eval", f"{sys.executable} -c 1/0 {{}}")
     assert code == 1 and "ZeroDivisionError" in err and "wima/saved" not in out + err
-    assert folder_is(tmp_path, {file.name for file in files})
+    assert sorted(tmp_path.iterdir()) == files
     code, _, err = cli("advise", "step_0.npz", "--eval", "none {}")
     assert code == 2 and "at least two checkpoints" in err
 
