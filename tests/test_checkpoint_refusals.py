@@ -145,7 +145,7 @@ def test_force_replaces_an_output_that_exists(cli, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("out", ["gone/mean.pt", "note.txt/mean.pt", "/proc/mean.pt", "x" * 300 + ".pt"])
-def test_an_output_that_cannot_be_written_is_told_before_anything_is_read(cli, tmp_path, out):  # noqa: F811
+def test_an_output_that_cannot_be_written_is_told(cli, tmp_path, out):  # noqa: F811
     save(tmp_path / "step_1.pt", small(1))
     (tmp_path / "note.txt").write_text("mine")
     code, _, err = cli("average", "step_1.pt", "--out", out)
@@ -158,9 +158,13 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
 
-@pytest.mark.parametrize("ending", [".safetensors", ".pt", ".npz"])
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, ending):
-    save(tmp_path / "step_1.safetensors", {"w": torch.randn(100_000)})
+# 24,900 numbers take less than that, but not so what torch.save makes of them.
+@pytest.mark.parametrize(
+    ("ending", "numbers"),
+    [(".safetensors", 100_000), (".npz", 100_000), (".pt", 100_000), (".pt", 24_900)],
+)
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, ending, numbers):
+    save(tmp_path / "step_1.safetensors", {"w": torch.randn(numbers)})
     (tmp_path / f"mean{ending}").write_text("old")
     command = ["-m", "wima.cli", "average", "step_1.safetensors", "--out", f"mean{ending}"]
     done = subprocess.run(
@@ -172,7 +176,8 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, ending):
         preexec_fn=limited,
     )
     assert done.returncode == 1, done.stderr
-    assert f"Error: Cannot write mean{ending}: File too large." in done.stderr
+    assert f"Error: Cannot write mean{ending}: " in done.stderr
+    assert "Traceback" not in done.stderr
     assert (tmp_path / f"mean{ending}").read_text() == "old"
     assert folder_is(tmp_path, {"step_1.safetensors", f"mean{ending}"})
 

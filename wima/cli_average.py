@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wima.saved.advise import Row
 
 Files = Annotated[
-    list[str], typer.Argument(metavar="CKPT...", help="Files, folders, or quoted patterns.")
+    list[str], typer.Argument(metavar="CKPT", help="Files, folders, or quoted patterns.")
 ]
 Out = Annotated[Path, typer.Option(help="File to write: .safetensors, .npz or .pt.")]
 WindowSize = Annotated[int, typer.Option(help="Files in the mean.")]

@@ -71,9 +71,9 @@ def load(path: Path) -> Any:
         mapped = zipfile.is_zipfile(path)  # files of old versions are none, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        reason = str(error).split("WeightsUnpickler error: ")[-1]
-        refused = re.search(r"GLOBAL (\S+)", reason)
+        refused = re.search(r"GLOBAL (\S+)", str(error))
         if refused is None:
+            reason = str(error).split("WeightsUnpickler error: ")[-1].strip().partition("\n")[0]
             raise damaged(path, pickle.UnpicklingError(reason)) from None
         raise UsageError(
             f"{path} is refused: to load it, {refused.group(1)} would have to be called, and a "
