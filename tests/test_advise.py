@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -54,7 +53,9 @@ def test_windows_are_1_2_5_10_and_so_on_and_all_files():
     assert default_windows(1) == [1]
     assert candidates(3, None, None) == [Window(1), Window(2), Window(3), Decay(0.5)]
     assert candidates(9, "4,1", "") == [Window(1), Window(4)]
-    with pytest.raises(UsageError, match=r"--windows must be numbers with commas between, got '3;4'"):
+    with pytest.raises(
+        UsageError, match=r"--windows must be numbers with commas between, got '3;4'"
+    ):
         candidates(9, "3;4", "")
 
 
@@ -127,7 +128,7 @@ def test_the_candidates_that_equal_the_best_are_named():
 
 
 def python(code: str) -> str:
-    return f"{sys.executable} -c \"{code}\" {{}}"
+    return f'{sys.executable} -c "{code}" {{}}'
 
 
 @pytest.mark.parametrize(
@@ -158,12 +159,22 @@ def test_the_file_takes_the_place_of_the_braces_without_a_shell(tmp_path):
         ("python eval.py", None, UsageError, r"--eval must hold \{\}"),
         ("python 'eval.py {}", None, UsageError, "cannot be split into words"),
         ("no-such-command {}", None, UsageError, "cannot run 'no-such-command': No such file"),
-        (python("raise SystemExit('no such layer')"), None, RunError, "ended with 1.\nno such layer"),
+        (
+            python("raise SystemExit('no such layer')"),
+            None,
+            RunError,
+            "ended with 1.\nno such layer",
+        ),
         (python("print('done')"), None, RunError, "Expected a number .* got: done"),
         (python("pass"), None, RunError, "Expected a number .* got: nothing"),
         (python("print('nan')"), None, RunError, "Expected a number .* got: nan"),
         (python("print(3)"), "f1", RunError, "Expected a JSON object with 'f1'"),
-        (python("print('{\\x22a\\x22: 1, \\x22b\\x22: 2}')"), None, UsageError, "one of a, b with --metric"),
+        (
+            python("print('{\\x22a\\x22: 1, \\x22b\\x22: 2}')"),
+            None,
+            UsageError,
+            "one of a, b with --metric",
+        ),
     ],
 )
 def test_a_command_that_gives_no_metric_is_told(text, metric, kind, words):
@@ -204,11 +215,10 @@ def test_a_command_that_fails_is_told_and_leaves_nothing(cli, tmp_path):  # noqa
     assert code == 2 and "at least two checkpoints" in err
 
 
-def test_the_example_on_digits_runs(cli, tmp_path):  # noqa: F811
-    small = ["--checkpoints", "8", "--every", "5"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(EXAMPLE / "train.py"), "digits", *small]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+def test_the_example_on_digits_runs(cli, monkeypatch):  # noqa: F811
+    train = str(EXAMPLE / "train.py")
+    monkeypatch.setattr(sys, "argv", [train, "digits", "--checkpoints", "8", "--every", "5"])
+    runpy.run_path(train, run_name="__main__")
     evaluate = f"{sys.executable} {EXAMPLE / 'evaluate.py'} digits/held_out.npz {{}}"
     options = ["--metric", "accuracy", "--windows", "4", "--decays", "", "--ends", "2"]
     code, out, err = cli("advise", "digits/step_*.safetensors", "--eval", evaluate, *options)

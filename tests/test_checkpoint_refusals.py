@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_checkpoint_files import ROOT, assert_same, load, save, small, without
+from test_checkpoint_files import assert_same, load, save, small, without
 from test_cli import cli  # noqa: F401
 
 from wima.saved.mean import average_files
@@ -144,7 +142,9 @@ def test_force_replaces_an_output_that_exists(cli, tmp_path):  # noqa: F811
     assert_same(load(tmp_path / "old.npz"), small(1))
 
 
-@pytest.mark.parametrize("out", ["gone/mean.pt", "note.txt/mean.pt", "/proc/mean.pt", "x" * 300 + ".pt"])
+@pytest.mark.parametrize(
+    "out", ["gone/mean.pt", "note.txt/mean.pt", "/proc/mean.pt", "x" * 300 + ".pt"]
+)
 def test_an_output_that_cannot_be_written_is_told(cli, tmp_path, out):  # noqa: F811
     save(tmp_path / "step_1.pt", small(1))
     (tmp_path / "note.txt").write_text("mine")
@@ -153,9 +153,16 @@ def test_an_output_that_cannot_be_written_is_told(cli, tmp_path, out):  # noqa: 
     assert folder_is(tmp_path, {"step_1.pt", "note.txt"})
 
 
-def limited() -> None:
+@pytest.fixture
+def full_disk():
     """No file may grow beyond 100 kB: writing fails as on a full disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+
+    yield fill
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # 24,900 numbers take less than that, but not so what torch.save makes of them.
@@ -163,21 +170,12 @@ def limited() -> None:
     ("ending", "numbers"),
     [(".safetensors", 100_000), (".npz", 100_000), (".pt", 100_000), (".pt", 24_900)],
 )
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, ending, numbers):
+def test_a_full_disk_leaves_nothing_half_written(cli, full_disk, tmp_path, ending, numbers):  # noqa: F811
     save(tmp_path / "step_1.safetensors", {"w": torch.randn(numbers)})
     (tmp_path / f"mean{ending}").write_text("old")
-    command = ["-m", "wima.cli", "average", "step_1.safetensors", "--out", f"mean{ending}"]
-    done = subprocess.run(
-        [sys.executable, *command, "--force"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        preexec_fn=limited,
-    )
-    assert done.returncode == 1, done.stderr
-    assert f"Error: Cannot write mean{ending}: " in done.stderr
-    assert "Traceback" not in done.stderr
+    full_disk()
+    code, _, err = cli("average", "step_1.safetensors", "--out", f"mean{ending}", "--force")
+    assert code == 1 and f"Error: Cannot write mean{ending}: " in err
     assert (tmp_path / f"mean{ending}").read_text() == "old"
     assert folder_is(tmp_path, {"step_1.safetensors", f"mean{ending}"})
 

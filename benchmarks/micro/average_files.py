@@ -42,9 +42,7 @@ def measure(turns: int, files: int = FILES, shapes: dict[str, Any] = SHAPES) -> 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         loops = _make(folder, files, shapes)
-        rows = [
-            _case(folder, ending, cold, turns) for ending in ENDINGS for cold in (True, False)
-        ]
+        rows = [_case(folder, ending, cold, turns) for ending in ENDINGS for cold in (True, False)]
         equal = {window: _equal(folder, window, w, shapes) for window, w in loops.items()}
     columns = ["files", "page cache", "reading alone, s", "`wima average`, s", "peak memory, MB"]
     tables = [{"columns": columns, "rows": rows}]

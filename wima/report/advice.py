@@ -13,7 +13,7 @@ from wima.saved.mean import Decay
 
 
 def advice_table(rows: Sequence[Row], metric: str) -> Table:
-    """A line per candidate: mean and deviation over end points, gain over plain with its interval."""
+    """A line per candidate: mean and deviation over end points, gain over plain, its interval."""
     ends = len(rows[0].values)
     table = Table(title=f"{metric}, mean over {ends} end points")
     for heading in ("candidate", metric, "deviation", "gain", "±"):
@@ -37,7 +37,9 @@ def draw_advice(rows: Sequence[Row], metric: str, path: Path, force: bool = Fals
     low, high = plain.mean - plain.deviation, plain.mean + plain.deviation
     axes.axhspan(low, high, color="black", alpha=0.08)
     for label, decays in (("window", False), ("EMA, at the window of the same mean age", True)):
-        some = sorted((r for r in rows if isinstance(r.rule, Decay) == decays), key=lambda r: r.rule.span)
+        some = sorted(
+            (r for r in rows if isinstance(r.rule, Decay) == decays), key=lambda r: r.rule.span
+        )
         if some:
             means, deviations = [r.mean for r in some], [r.deviation for r in some]
             spans = [r.rule.span for r in some]

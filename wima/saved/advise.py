@@ -1,11 +1,11 @@
 """Which average of saved checkpoints is best, by how much, and how sure that is.
 
-Every candidate is evaluated as if training had ended at each of the last m checkpoints.  Its gain at
-an end point is its metric there minus that of the plain checkpoint there: the two share the test set
-and the state of training, so the difference is less noisy than either.  From the m gains comes their
-mean with a t-interval.  The intervals hold for all candidates at once with 95 %, as far as gains of
-neighbouring end points are independent (Bonferroni: each candidate has an interval of 1 - 0.05/k).
-So the best of many is not called a gain for being the luckiest.
+Every candidate is evaluated as if training had ended at each of the last m checkpoints.  Its gain
+at an end point is its metric there minus that of the plain checkpoint there: the two share the test
+set and the state of training, so the difference is less noisy than either.  From the m gains comes
+their mean with a t-interval.  The intervals hold for all k candidates at once with 95 %, as far as
+gains of neighbouring end points are independent (Bonferroni: each has the level 1 - 0.05/k).  So
+the best of many is not called a gain for being the luckiest.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def candidates(files: int, windows: str | None, decays: str | None) -> list[Rule
     """Plain, then windows and EMAs, from lists of numbers with commas, or the usual ones."""
     sizes = default_windows(files) if windows is None else _numbers("--windows", windows, int)
     rates = default_decays(files) if decays is None else _numbers("--decays", decays, float)
-    rules = [Window(1), *map(Window, sizes), *map(Decay, rates)]
+    rules: list[Rule] = [Window(1), *map(Window, sizes), *map(Decay, rates)]
     return list(dict.fromkeys(rules))
 
 

@@ -62,7 +62,7 @@ class Window:
 
     def value(self, total: Array, seen: int) -> Array:
         """The average of those seen."""
-        return total / seen  # type: ignore[no-any-return]
+        return total / seen
 
 
 @dataclass(frozen=True)

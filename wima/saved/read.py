@@ -25,8 +25,11 @@ KNOWN = f".safetensors, .npz, {', '.join(TORCH)}, or an index such as model.safe
 class Checkpoint(Protocol):
     """A file whose tensors can be read in part."""
 
-    tensors: Mapping[str, Spec]
-    metadata: Mapping[str, str]
+    @property
+    def tensors(self) -> Mapping[str, Spec]: ...
+
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
 
     def read(self, name: str, begin: int, end: int) -> Array:
         """Some numbers of a tensor, counted row by row, as they are stored."""
@@ -52,7 +55,9 @@ class SafetensorsFile:
         self.metadata = header.pop("__metadata__", {})
         for name, about in header.items():
             check_dtype(path, name, about["dtype"], about["dtype"] in STORED)
-        self.tensors = {n: Spec(about["dtype"], tuple(about["shape"])) for n, about in header.items()}
+        self.tensors = {
+            n: Spec(about["dtype"], tuple(about["shape"])) for n, about in header.items()
+        }
         self._begin = {name: 8 + size + about["data_offsets"][0] for name, about in header.items()}
 
     def read(self, name: str, begin: int, end: int) -> Array:
@@ -73,7 +78,8 @@ class NpzFile:
     """The arrays of an .npz file."""
 
     def __init__(self, path: Path, key: str | None = None) -> None:
-        self.path, self.metadata = path, {}
+        self.path = path
+        self.metadata: Mapping[str, str] = {}
         try:
             self._zip = zipfile.ZipFile(path)
         except (OSError, zipfile.BadZipFile) as error:
@@ -111,8 +117,8 @@ class NpzFile:
         """Shape, order and dtype; never an object's."""
         try:
             version = np.lib.format.read_magic(file)
-            reader = HEADERS[version]
-            return reader(file)
+            shape, by_columns, dtype = HEADERS[version](file)
+            return shape, by_columns, dtype
         except MALFORMED as error:
             raise damaged(self.path, error, f"array {name!r}") from None
 
@@ -194,7 +200,11 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
         from wima.saved.torchfile import TorchFile
 
         return TorchFile(path, key)
-    readers = {".safetensors": SafetensorsFile, ".npz": NpzFile, INDEX: ShardedModel}
+    readers: dict[str, Callable[[Path, str | None], Checkpoint]] = {
+        ".safetensors": SafetensorsFile,
+        ".npz": NpzFile,
+        INDEX: ShardedModel,
+    }
     check(kind in readers, f"{path}: unknown kind of checkpoint; expected {KNOWN}.")
     return readers[kind](path, key)
 
@@ -208,8 +218,8 @@ def check_dtype(path: Path, name: str, dtype: str, known: bool) -> None:
 
 
 def damaged(path: Path, error: Exception, what: str = "") -> UsageError:
-    if isinstance(error, OSError) and error.strerror:
-        return UsageError(f"Cannot read {path}: {error.strerror}.")
+    if isinstance(error, OSError):
+        return UsageError(f"Cannot read {path}: {error.strerror or error}.")
     about = f"{what}: " if what else ""
     return UsageError(
         f"{path} is damaged or no such file as its name says: {about}"

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 
-# The names of dtypes are those of safetensors.  numpy knows no bfloat16: its bits are read as uint16.
-STORED = {
+# Dtypes have the names of safetensors.  numpy knows no bfloat16: its bits are read as uint16.
+STORED: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),

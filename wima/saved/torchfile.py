@@ -1,10 +1,11 @@
-"""PyTorch's files.  Only tensors and plain containers are loaded; what would run code is refused."""
+"""PyTorch's files: only tensors and plain containers are loaded, what runs code is refused."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,8 @@ class TorchFile:
     """The weights in a file of `torch.save`, mapped from disk."""
 
     def __init__(self, path: Path, key: str | None = None) -> None:
-        self.path, self.metadata = path, {"format": "pt"}
+        self.path = path
+        self.metadata = {"format": "pt"}
         whole = load(path)
         found = _weights(whole, where(path, whole, key))
         self._weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
@@ -58,7 +60,7 @@ class TorchFile:
         numbers = self._weights[name].detach().reshape(-1)[begin:end]
         if numbers.dtype == torch.bfloat16:
             return numbers.view(torch.int16).numpy().view(np.uint16)
-        return numbers.numpy()  # type: ignore[no-any-return]
+        return numbers.numpy()
 
     def close(self) -> None:
         self._weights = {}  # with the last tensor, the file is unmapped
@@ -69,7 +71,9 @@ def load(path: Path) -> Any:
     check(path.is_file(), f"Cannot read {path}: there is no such file.")
     try:
         mapped = zipfile.is_zipfile(path)  # files of old versions are none, and cannot be mapped
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with warnings.catch_warnings():  # they tell how to load it after all
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         refused = re.search(r"GLOBAL (\S+)", str(error))
         if refused is None:
@@ -134,7 +138,8 @@ def as_tensors(data: Array, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
     tensors, begin = {}, 0
     for name, spec in specs.items():
         numbers = data[begin : begin + spec.nbytes].view(STORED[spec.dtype])
-        tensor = torch.from_numpy(numbers)
+        # Where nothing is, memory must not be that of the next tensor: torch.save minds.
+        tensor = torch.from_numpy(numbers if spec.numel else numbers.copy())
         tensor = tensor.view(torch.bfloat16) if spec.dtype == "BF16" else tensor
         tensors[name] = tensor.reshape(spec.shape)
         begin += spec.nbytes

@@ -82,7 +82,7 @@ def _npz(path: Path, content: Content) -> None:
 
 
 def _torch(path: Path, content: Content) -> None:
-    """The numbers go to a file first, which is then mapped: torch.save wants all tensors at once."""
+    """The numbers go to a file, which is mapped then: torch.save wants all tensors at once."""
     import torch
 
     from wima.saved.torchfile import as_tensors, replaced
