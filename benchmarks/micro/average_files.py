@@ -32,9 +32,9 @@ ENDINGS = ("safetensors", "npz", "pt")
 TELLING = """
 import atexit, sys
 atexit.register(lambda: sys.stderr.write(open("/proc/self/status").read()))
-from wima.cli import main
-main()
+exec(sys.argv.pop(1))
 """
+TELLS = [sys.executable, "-c", TELLING]
 
 
 def measure(turns: int, files: int = FILES, shapes: dict[str, Any] = SHAPES) -> dict[str, Any]:
@@ -43,6 +43,7 @@ def measure(turns: int, files: int = FILES, shapes: dict[str, Any] = SHAPES) -> 
         folder = Path(name)
         loops = _make(folder, files, shapes)
         rows = [_case(folder, ending, cold, turns) for ending in ENDINGS for cold in (True, False)]
+        rows += [["none: `import torch`", "", "", "", f"{_peak([*TELLS, 'import torch']) / 1e6:.0f}"]]
         equal = {window: _equal(folder, window, w, shapes) for window, w in loops.items()}
     columns = ["files", "page cache", "reading alone, s", "`wima average`, s", "peak memory, MB"]
     tables = [{"columns": columns, "rows": rows}]
@@ -80,7 +81,7 @@ def _command(folder: Path, ending: str, window: int) -> list[str]:
     """`wima average`, with a word on its memory at the end."""
     out = folder / f"mean{window}.{ending}"
     words = ["average", f"{folder}/step_*.{ending}", "--window", str(window), "--out", str(out)]
-    return [sys.executable, "-c", TELLING, *words, "--force"]
+    return [*TELLS, "from wima.cli import main; main()", *words, "--force"]
 
 
 def _case(folder: Path, ending: str, cold: bool, turns: int) -> list[str]:

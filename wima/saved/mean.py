@@ -126,8 +126,8 @@ class Plan(NamedTuple):
 
 
 def average_files(
-    files: Sequence[Path],
-    out: Path,
+    files: Sequence[str | Path],
+    out: str | Path,
     rule: Rule | None = None,
     *,
     part: Sequence[str] = (),
@@ -141,12 +141,12 @@ def average_files(
     patterns of `part`, if there are any.  key: where PyTorch files hold the weights.  progress is
     called with the share that is done.
     """
+    out, given, rule = Path(out), [Path(file) for file in files], rule or Window()
     check_ending(out)
-    check(len(files) > 0, "Expected at least one checkpoint, got none.")
-    twice = out.resolve() in {file.resolve() for file in files}
+    check(len(given) > 0, "Expected at least one checkpoint, got none.")
+    twice = out.resolve() in {file.resolve() for file in given}
     check(not twice, f"--out {out} is one of the checkpoints; choose another name.")
-    rule = rule or Window()
-    used = list(rule.newest(files))
+    used = list(rule.newest(given))
     tensors, metadata = _common(used, key)
     averaged = {n for n, spec in tensors.items() if spec.floating and _matches(n, part)}
     check(bool(averaged) or not part, f"--part {' '.join(part)} matches no tensor of {used[-1]}.")

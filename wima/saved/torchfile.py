@@ -49,6 +49,7 @@ class TorchFile:
         found = _weights(whole, where(path, whole, key))
         self._weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         for name, tensor in self._weights.items():
+            check(isinstance(name, str), f"{path}: expected names of tensors, got {name!r}.")
             plain = tensor.layout is torch.strided and tensor.dtype in DTYPES
             check_dtype(path, name, f"{tensor.dtype}, {tensor.layout}", plain)
         self.tensors = {
