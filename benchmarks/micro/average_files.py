@@ -43,7 +43,9 @@ def measure(turns: int, files: int = FILES, shapes: dict[str, Any] = SHAPES) -> 
         folder = Path(name)
         loops = _make(folder, files, shapes)
         rows = [_case(folder, ending, cold, turns) for ending in ENDINGS for cold in (True, False)]
-        rows += [["none: `import torch`", "", "", "", f"{_peak([*TELLS, 'import torch']) / 1e6:.0f}"]]
+        rows += [
+            ["none: `import torch`", "", "", "", f"{_peak([*TELLS, 'import torch']) / 1e6:.0f}"]
+        ]
         equal = {window: _equal(folder, window, w, shapes) for window, w in loops.items()}
     columns = ["files", "page cache", "reading alone, s", "`wima average`, s", "peak memory, MB"]
     tables = [{"columns": columns, "rows": rows}]
