@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from wima.disk import draft
 from wima.saved.advise import Row
 from wima.saved.mean import Decay
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def advice_table(rows: Sequence[Row], metric: str) -> Table:
@@ -36,18 +40,24 @@ def draw_advice(rows: Sequence[Row], metric: str, path: Path, force: bool = Fals
     axes.axhline(plain.mean, color="black", linewidth=0.9, label="plain")
     low, high = plain.mean - plain.deviation, plain.mean + plain.deviation
     axes.axhspan(low, high, color="black", alpha=0.08)
-    for label, decays in (("window", False), ("EMA, at the window of the same mean age", True)):
-        some = sorted(
-            (r for r in rows if isinstance(r.rule, Decay) == decays), key=lambda r: r.rule.span
-        )
-        if some:
-            means, deviations = [r.mean for r in some], [r.deviation for r in some]
-            spans = [r.rule.span for r in some]
-            axes.errorbar(spans, means, deviations, fmt="s--" if decays else "o-", label=label)
+    windows = [row for row in rows if not isinstance(row.rule, Decay)]
+    decays = [row for row in rows if isinstance(row.rule, Decay)]
+    _points(axes, windows, "o-", "window")
+    _points(axes, decays, "s--", "EMA, at the window of the same mean age")
+    sizes = [int(row.rule.span) for row in windows]
     axes.set_xscale("log")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
     axes.set_xlabel("window: checkpoints in the mean")
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
     axes.legend()
     with draft(path, force) as fresh:
         figure.savefig(fresh, dpi=120, format="png")
+
+
+def _points(axes: Axes, rows: Sequence[Row], style: str, label: str) -> None:
+    some = sorted(rows, key=lambda row: row.rule.span)
+    if some:
+        spans, means = [row.rule.span for row in some], [row.mean for row in some]
+        axes.errorbar(spans, means, [row.deviation for row in some], fmt=style, label=label)

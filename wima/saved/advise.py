@@ -159,7 +159,8 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         return [f"{gain}.", "One end point: nothing is known of the uncertainty; use --ends 5."]
     told = f"{gain}; gain {best.gain:.3g} ± {best.margin:.2g} over {ends} end points."
     if best.gain <= best.margin:
-        return [told, "That is within the noise: it is not shown that averaging helps here."]
+        noise = "That is within the noise: it is not shown that averaging helps here."
+        return [told, f"{noise} More end points tell more: --ends {2 * ends}."]
     return [told, f"Averaging helps here: wima average {best.rule.option}.", *_equals(rows, best)]
 
 
