@@ -30,8 +30,8 @@ BLOCK = 2**20
 ENDINGS = ("safetensors", "npz", "pt")
 # Not getrusage: its peak is at least that of the process that started the command.
 TELLING = """
-import atexit, sys
-atexit.register(lambda: sys.stderr.write(open("/proc/self/status").read()))
+import atexit, sys, time
+atexit.register(lambda: print(time.process_time(), open("/proc/self/status").read()))
 exec(sys.argv.pop(1))
 """
 TELLS = [sys.executable, "-c", TELLING]
@@ -43,11 +43,11 @@ def measure(turns: int, files: int = FILES, shapes: dict[str, Any] = SHAPES) -> 
         folder = Path(name)
         loops = _make(folder, files, shapes)
         rows = [_case(folder, ending, cold, turns) for ending in ENDINGS for cold in (True, False)]
-        rows += [
-            ["none: `import torch`", "", "", "", f"{_peak([*TELLS, 'import torch']) / 1e6:.0f}"]
-        ]
+        alone = _run([*TELLS, "import torch"])
+        rows.append(["none: `import torch`", "", "", "", *_shown([alone])])
         equal = {window: _equal(folder, window, w, shapes) for window, w in loops.items()}
-    columns = ["files", "page cache", "reading alone, s", "`wima average`, s", "peak memory, MB"]
+    columns = ["files", "page cache", "reading alone, s", "`wima average`, s"]
+    columns += ["of it CPU, s", "peak memory, MB"]
     tables = [{"columns": columns, "rows": rows}]
     largest = max(4 * int(np.prod(shape)) for shape in shapes.values()) / 1e6
     numbers = sum(int(np.prod(shape)) for shape in shapes.values())
@@ -89,15 +89,15 @@ def _command(folder: Path, ending: str, window: int) -> list[str]:
 def _case(folder: Path, ending: str, cold: bool, turns: int) -> list[str]:
     files = sorted(folder.glob(f"step_*.{ending}"))
     before = _forget if cold else _read
-    peaks: list[int] = []
+    runs: list[tuple[float, int]] = []
 
     def average() -> None:
-        peaks.append(_peak(_command(folder, ending, len(files))))
+        runs.append(_run(_command(folder, ending, len(files))))
 
     reading = _seconds(lambda: _read(files), lambda: before(files), turns)
     averaging = _seconds(average, lambda: before(files), turns)
     times = [number(median(reading)), number(median(averaging))]
-    return [f".{ending}", "empty" if cold else "warm", *times, f"{max(peaks) / 1e6:.0f}"]
+    return [f".{ending}", "empty" if cold else "warm", *times, *_shown(runs)]
 
 
 def _seconds(run: Callable[[], None], before: Callable[[], None], turns: int) -> list[float]:
@@ -126,15 +126,21 @@ def _forget(files: list[Path]) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _peak(command: list[str]) -> int:
-    """The most memory that a command held, in bytes."""
+def _run(command: list[str]) -> tuple[float, int]:
+    """Processor time of a command in seconds, and the most memory that it held in bytes."""
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    return 1024 * int(done.stderr.rpartition("VmHWM:")[2].split()[0])
+    told = done.stdout[: done.stdout.rindex("Name:")].split()[-1]
+    return float(told), 1024 * int(done.stdout.rpartition("VmHWM:")[2].split()[0])
+
+
+def _shown(runs: list[tuple[float, int]]) -> list[str]:
+    seconds, peaks = zip(*runs, strict=True)
+    return [number(median(seconds)), f"{max(peaks) / 1e6:.0f}"]
 
 
 def _equal(folder: Path, window: int, w: torch.Tensor, names: Iterable[str]) -> bool:
     """Whether the mean of the files is that of the loop, bit for bit."""
-    _peak(_command(folder, "safetensors", window))
+    _run(_command(folder, "safetensors", window))
     mean = load_file(folder / f"mean{window}.safetensors")
     vector = torch.cat([mean[name].flatten() for name in names])
     return torch.equal(vector.view(torch.int32), w.view(torch.int32))
