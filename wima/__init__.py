@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wima.data.federated import FederatedData
     from wima.errors import Diverged, RunError, UsageError
     from wima.faults import Faults
+    from wima.saved.mean import average_files
     from wima.schedules import Constant, Cosine, Cyclic, Exponential, Schedule
     from wima.server_opt import SGD, Adagrad, Adam, Momentum, ServerOpt, Yogi
     from wima.simulation import Record, Result, Simulation, run, simulate
@@ -74,6 +75,7 @@ _WHERE = {
     "Visit": "algorithms.base",
     "WIMA": "averaging",
     "Yogi": "server_opt",
+    "average_files": "saved.mean",
     "check_algorithm": "algorithms.check",
     "make_task": "task",
     "run": "simulation",
@@ -123,6 +125,7 @@ __all__ = [
     "UsageError",
     "Visit",
     "Yogi",
+    "average_files",
     "check_algorithm",
     "make_task",
     "run",

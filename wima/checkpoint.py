@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from wima.averaging.ring import Ring
+from wima.disk import cannot_write, sync
 from wima.errors import RunError, UsageError
 from wima.simulation import Simulation
-from wima.store import Segments, cannot_write, sync
+from wima.store import Segments
 from wima.trees import decode, encode
 
 FORMAT = 1

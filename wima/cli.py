@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from wima import __version__
+from wima.cli_average import advise, average
 from wima.cli_data import app as data_app
 from wima.cli_paper import paper, sweep
 from wima.errors import RunError, UsageError
@@ -21,8 +22,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
-app.command()(paper)
-app.command()(sweep)
+for command in (paper, sweep, average, advise):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:

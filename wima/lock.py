@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
+from wima.disk import cannot_write
 from wima.errors import RunError, UsageError
-from wima.store import cannot_write
 
 
 class Lock:

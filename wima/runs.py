@@ -33,11 +33,11 @@ from safetensors.torch import save_file
 import wima
 from wima.checks import is_count
 from wima.config import Settings, make_settings, read_table
+from wima.disk import cannot_write, sync
 from wima.errors import UsageError, check
 from wima.lock import Lock
 from wima.machine import processor
 from wima.simulation import Record
-from wima.store import cannot_write, sync
 from wima.vector import Layout, Vector
 
 STATES = ("running", "done", "interrupted", "diverged", "failed")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from wima.disk import cannot_write, sync
 from wima.errors import RunError
 
 SUFFIX = ".safetensors"
@@ -112,20 +112,6 @@ def digest(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def cannot_write(path: Path, error: Exception) -> RunError:
-    reason = getattr(error, "strerror", None) or str(error)
-    return RunError(f"Cannot write {path}: {reason}.")
 
 
 class Storage(NamedTuple):

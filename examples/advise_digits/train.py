@@ -1,0 +1,43 @@
+"""Train on digits with SGD at a constant rate, and save a checkpoint every few steps.
+
+python examples/advise_digits/train.py FOLDER
+wima advise 'FOLDER/step_*.safetensors' --metric accuracy \
+    --eval 'python examples/advise_digits/evaluate.py FOLDER/held_out.npz {}'
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import cross_entropy
+
+from wima.data.digits import load_digits_split
+from wima.models import MLP
+
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+parser.add_argument("folder", type=Path)
+parser.add_argument("--checkpoints", type=int, default=200)
+parser.add_argument("--every", type=int, default=10, help="steps from one checkpoint to the next")
+parser.add_argument("--lr", type=float, default=0.5)
+parser.add_argument("--batch", type=int, default=4)
+parser.add_argument("--seed", type=int, default=0)
+asked = parser.parse_args()
+
+torch.manual_seed(asked.seed)
+torch.set_num_threads(1)
+x, y, x_held_out, y_held_out = load_digits_split()
+images, labels = torch.from_numpy(x), torch.from_numpy(y)
+asked.folder.mkdir(parents=True, exist_ok=True)
+np.savez(asked.folder / "held_out.npz", x=x_held_out, y=y_held_out)
+
+model = MLP()
+optimizer = torch.optim.SGD(model.parameters(), lr=asked.lr)
+for step in range(1, asked.checkpoints * asked.every + 1):
+    batch = torch.randint(len(labels), (asked.batch,))
+    optimizer.zero_grad()
+    cross_entropy(model(images[batch]), labels[batch]).backward()
+    optimizer.step()
+    if step % asked.every == 0:
+        save_file(model.state_dict(), asked.folder / f"step_{step}.safetensors")

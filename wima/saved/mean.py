@@ -1,0 +1,234 @@
+"""The mean of saved checkpoints, computed piece by piece.
+
+A group of pieces is read from every file, oldest first, added up in float64 and written; then comes
+the next group.  So memory does not grow with the model, nor with the number of files, and at most
+one file is open at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from wima.checks import check_count, check_range
+from wima.errors import check
+from wima.saved.read import Checkpoint, open_checkpoint
+from wima.saved.tensors import Array, Spec, decode, encode
+from wima.saved.write import Content, check_ending, in_file_order, write
+
+PIECE = 2**18  # numbers that are read at once: they stay in a processor's cache
+GROUP = 2**22  # numbers that are added up at a time: 32 MB in float64
+
+
+@dataclass(frozen=True)
+class Window:
+    """The mean of the last checkpoints; with fewer of them, of what there is.
+
+    The same operations in the same order as those of `WIMA` until its window is full.
+    """
+
+    window: int = 100
+
+    def __post_init__(self) -> None:
+        check_count("--window", self.window)
+
+    @property
+    def name(self) -> str:
+        return "plain" if self.window == 1 else f"W = {self.window}"
+
+    @property
+    def option(self) -> str:
+        """How `wima average` is asked for it."""
+        return f"--window {self.window}"
+
+    @property
+    def span(self) -> float:
+        """How many checkpoints count."""
+        return float(self.window)
+
+    def newest(self, files: Sequence[Path]) -> Sequence[Path]:
+        """Those that count, of all, oldest first."""
+        return files[-self.window :]
+
+    def add(self, total: Array, x: Array, seen: int) -> None:
+        """Take in the next checkpoint; `seen` came before it."""
+        total += x
+
+    def value(self, total: Array, seen: int) -> Array:
+        """The average of those seen."""
+        return total / seen
+
+
+@dataclass(frozen=True)
+class Decay:
+    """e <- decay * e + (1 - decay) * w over all checkpoints, from the first one."""
+
+    decay: float
+
+    def __post_init__(self) -> None:
+        check_range("--ema", self.decay, least=0, below=1)
+
+    @property
+    def name(self) -> str:
+        return f"EMA {self.decay:g}"
+
+    @property
+    def option(self) -> str:
+        return f"--ema {self.decay:g}"
+
+    @property
+    def span(self) -> float:
+        """The window whose checkpoints are as old on average as what this one remembers."""
+        return (1 + self.decay) / (1 - self.decay)
+
+    def newest(self, files: Sequence[Path]) -> Sequence[Path]:
+        return files
+
+    def add(self, total: Array, x: Array, seen: int) -> None:
+        total *= self.decay
+        total += np.multiply(x, 1 - self.decay if seen else 1, dtype=total.dtype)
+
+    def value(self, total: Array, seen: int) -> Array:
+        return total
+
+
+Rule: TypeAlias = Window | Decay
+
+
+class Averaged(NamedTuple):
+    """What was written."""
+
+    files: list[Path]  # those that count
+    tensors: int
+    numbers: int
+
+
+class Piece(NamedTuple):
+    name: str
+    begin: int
+    end: int
+
+
+class Plan(NamedTuple):
+    """What is averaged, and how."""
+
+    files: list[Path]  # those that count, oldest first
+    rule: Rule
+    tensors: dict[str, Spec]  # of every file, in the order in which they are written
+    averaged: set[str]  # of the others, the newest values are taken
+    key: str | None
+
+
+def average_files(
+    files: Sequence[str | Path],
+    out: str | Path,
+    rule: Rule | None = None,
+    *,
+    part: Sequence[str] = (),
+    key: str | None = None,
+    force: bool = False,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Averaged:
+    """Write the average of checkpoints, given oldest first; by default the mean of the last 100.
+
+    Integer tensors are those of the newest file, and so are tensors whose names match none of the
+    patterns of `part`, if there are any.  key: where PyTorch files hold the weights.  progress is
+    called with the share that is done.
+    """
+    out, given, rule = Path(out), [Path(file) for file in files], rule or Window()
+    check_ending(out)
+    check(len(given) > 0, "Expected at least one checkpoint, got none.")
+    twice = out.resolve() in {file.resolve() for file in given}
+    check(not twice, f"--out {out} is one of the checkpoints; choose another name.")
+    used = list(rule.newest(given))
+    tensors, metadata = _common(used, key)
+    averaged = {n for n, spec in tensors.items() if spec.floating and _matches(n, part)}
+    check(bool(averaged) or not part, f"--part {' '.join(part)} matches no tensor of {used[-1]}.")
+    pieces = _average(Plan(used, rule, tensors, averaged, key), progress)
+    about = f"{rule.name}: {len(used)} files, {used[0].name} to {used[-1].name}"
+    write(out, Content(tensors, {**metadata, "wima": about}, pieces, used[-1], key), force)
+    return Averaged(used, len(tensors), sum(spec.numel for spec in tensors.values()))
+
+
+def _matches(name: str, part: Sequence[str]) -> bool:
+    return not part or any(fnmatchcase(name, pattern) for pattern in part)
+
+
+def _common(files: Sequence[Path], key: str | None) -> tuple[dict[str, Spec], dict[str, str]]:
+    """The tensors that all files have, and the metadata of the newest."""
+    with closing(open_checkpoint(files[-1], key)) as newest:
+        tensors, metadata = in_file_order(newest.tensors), dict(newest.metadata)
+    check(bool(tensors), f"{files[-1]} holds no tensors.")
+    for file in files[:-1]:
+        with closing(open_checkpoint(file, key)) as checkpoint:
+            _compare(file, checkpoint.tensors, files[-1], tensors)
+    return tensors, metadata
+
+
+def _compare(
+    file: Path, tensors: Mapping[str, Spec], newest: Path, expected: Mapping[str, Spec]
+) -> None:
+    """Raise `UsageError` unless a file has the tensors of the newest one."""
+    same = "expected checkpoints of one model."
+    lacks, has = _some(set(expected) - set(tensors)), _some(set(tensors) - set(expected))
+    check(not lacks, f"{file} lacks {lacks}, which {newest} has; {same}")
+    check(not has, f"{file} has {has}, which {newest} lacks; {same}")
+    for name, spec in tensors.items():
+        for what, got, there in zip(Spec._fields, spec, expected[name], strict=True):
+            told = f"{file}: tensor {name!r} has {what} {got}, but {there} in {newest}; {same}"
+            check(got == there, told)
+
+
+def _some(names: set[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, sorted(names)[:3])) + more
+
+
+def _groups(tensors: Mapping[str, Spec]) -> Iterator[list[Piece]]:
+    """The pieces of all tensors in order, in groups of limited size."""
+    group: list[Piece] = []
+    size = 0
+    for name, spec in tensors.items():
+        for begin in range(0, spec.numel, PIECE):
+            group.append(Piece(name, begin, min(begin + PIECE, spec.numel)))
+            size += group[-1].end - begin
+            if size >= GROUP:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _average(plan: Plan, progress: Callable[[float], None]) -> Iterator[Array]:
+    """The numbers of all tensors as they are stored, piece by piece."""
+    groups = list(_groups(plan.tensors))
+    for done, group in enumerate(groups):
+        averaged = [piece for piece in group if piece.name in plan.averaged]
+        totals = {p: plan.tensors[p.name].zeros(p.end - p.begin) for p in averaged}
+        for seen, file in enumerate(plan.files):
+            with closing(open_checkpoint(file, plan.key)) as checkpoint:
+                _add(plan, checkpoint, totals, seen)
+            progress((done + (seen + 1) / len(plan.files)) / len(groups))
+        with closing(open_checkpoint(plan.files[-1], plan.key)) as newest:
+            for piece in group:
+                total = totals.get(piece)
+                yield newest.read(*piece) if total is None else _value(plan, piece, total)
+
+
+def _add(plan: Plan, checkpoint: Checkpoint, totals: Mapping[Piece, Array], seen: int) -> None:
+    with np.errstate(all="ignore"):  # infinities and NaN go through, as in the training loop
+        for piece, total in totals.items():
+            x = decode(checkpoint.read(*piece), plan.tensors[piece.name].dtype)
+            plan.rule.add(total, x, seen)
+
+
+def _value(plan: Plan, piece: Piece, total: Array) -> Array:
+    with np.errstate(all="ignore"):
+        value = plan.rule.value(total, len(plan.files))
+        return encode(value, plan.tensors[piece.name].dtype)

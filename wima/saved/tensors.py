@@ -1,0 +1,78 @@
+"""What a tensor in a file is, and how its numbers become float64 and back."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+# Dtypes have the names of safetensors.  numpy knows no bfloat16: its bits are read as uint16.
+STORED: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(np.uint16),
+    "C64": np.dtype(np.complex64),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+BY_NUMPY = {stored: dtype for dtype, stored in STORED.items() if dtype != "BF16"}
+FLOATING = ("F64", "F32", "F16", "BF16", "C64")
+
+
+class Spec(NamedTuple):
+    """A tensor's dtype and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * STORED[self.dtype].itemsize
+
+    @property
+    def floating(self) -> bool:
+        """Whether it has a mean; integers and switches have none."""
+        return self.dtype in FLOATING
+
+    def zeros(self, count: int) -> Array:
+        """Where numbers of this dtype are added up."""
+        return np.zeros(count, np.complex128 if self.dtype == "C64" else np.float64)
+
+
+def decode(stored: Array, dtype: str) -> Array:
+    """Numbers that numpy can add, from what is stored."""
+    if dtype == "BF16":  # the upper half of a float32
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored
+
+
+def encode(x: Array, dtype: str) -> Array:
+    """Sums of float64 as they are stored; rounded by way of float32, as torch does."""
+    if dtype == "BF16":
+        return _bfloat16(x.astype(np.float32))
+    if dtype == "F16":
+        x = x.astype(np.float32)
+    return x.astype(STORED[dtype])
+
+
+def _bfloat16(x: Array) -> Array:
+    """The nearest bfloat16, to even in the middle, as bits."""
+    bits = x.view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)

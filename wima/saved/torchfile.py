@@ -1,0 +1,147 @@
+"""PyTorch's files: only tensors and plain containers are loaded, what runs code is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wima.errors import UsageError, check
+from wima.saved.read import check_dtype, damaged
+from wima.saved.tensors import STORED, Array, Spec
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+# Under which names people save weights beside other things.
+USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
+
+
+class TorchFile:
+    """The weights in a file of `torch.save`, mapped from disk."""
+
+    def __init__(self, path: Path, key: str | None = None) -> None:
+        self.path = path
+        self.metadata = {"format": "pt"}
+        whole = load(path)
+        found = _weights(whole, where(path, whole, key))
+        self._weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        for name, tensor in self._weights.items():
+            check(isinstance(name, str), f"{path}: expected names of tensors, got {name!r}.")
+            plain = tensor.layout is torch.strided and tensor.dtype in DTYPES
+            check_dtype(path, name, f"{tensor.dtype}, {tensor.layout}", plain)
+        self.tensors = {
+            name: Spec(DTYPES[tensor.dtype], tuple(tensor.shape))
+            for name, tensor in self._weights.items()
+        }
+
+    def read(self, name: str, begin: int, end: int) -> Array:
+        numbers = self._weights[name].detach().reshape(-1)[begin:end]
+        if numbers.dtype == torch.bfloat16:
+            return numbers.view(torch.int16).numpy().view(np.uint16)
+        return numbers.numpy()
+
+    def close(self) -> None:
+        self._weights = {}  # with the last tensor, the file is unmapped
+
+
+def load(path: Path) -> Any:
+    """What is in the file; tensors are read when they are looked at."""
+    check(path.is_file(), f"Cannot read {path}: there is no such file.")
+    try:
+        mapped = zipfile.is_zipfile(path)  # files of old versions are none, and cannot be mapped
+        with warnings.catch_warnings():  # they tell how to load it after all
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        if refused is None:
+            reason = str(error).split("WeightsUnpickler error: ")[-1].strip().partition("\n")[0]
+            raise damaged(path, pickle.UnpicklingError(reason)) from None
+        raise UsageError(
+            f"{path} is refused: to load it, {refused.group(1)} would have to be called, and a "
+            "file could run any code that way. Nothing of it was executed. Expected tensors in "
+            "plain containers: save model.state_dict() alone."
+        ) from None
+    except Exception as error:  # torch raises whatever damaged bytes lead it to
+        raise damaged(path, error) from None
+
+
+def where(path: Path, whole: Any, key: str | None) -> tuple[str, ...]:
+    """The keys under which the weights are: those asked for, else where they usually are."""
+    check(isinstance(whole, Mapping), f"{path}: expected a dict, got a {type(whole).__name__}.")
+    if key is not None:
+        path_of_keys = (key,) if key in whole else tuple(key.split("."))
+        check(_holds(whole, path_of_keys), f"{path}: no tensors under --key {key}; {_told(whole)}")
+        return path_of_keys
+    usual = [(name,) for name in USUAL if _holds(whole, (name,))]
+    if not usual and _holds(whole, ()):
+        return ()
+    check(len(usual) == 1, f"{path}: where are the weights? Name them with --key; {_told(whole)}")
+    return usual[0]
+
+
+def _holds(whole: Any, keys: tuple[str, ...]) -> bool:
+    """Whether there is a dict of tensors under the keys."""
+    weights = _weights(whole, keys)
+    return isinstance(weights, Mapping) and any(isinstance(v, Tensor) for v in weights.values())
+
+
+def _weights(whole: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        whole = whole.get(key) if isinstance(whole, Mapping) else None
+    return whole
+
+
+def _told(whole: Mapping[Any, Any]) -> str:
+    return f"the file holds {', '.join(map(str, list(whole)[:12])) or 'nothing'}."
+
+
+def replaced(path: Path, key: str | None, tensors: Mapping[str, Tensor]) -> Any:
+    """What is in the file, with other tensors as its weights; nothing else is changed."""
+    whole = load(path)
+    return _replace(whole, where(path, whole, key), tensors)
+
+
+def _replace(whole: Any, keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Any:
+    changed = copy.copy(whole)
+    if keys:
+        changed[keys[0]] = _replace(whole[keys[0]], keys[1:], tensors)
+    else:
+        changed.update(tensors)
+    return changed
+
+
+def as_tensors(data: Array, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
+    """Tensors that lie one behind another in memory, or in a mapped file."""
+    tensors, begin = {}, 0
+    for name, spec in specs.items():
+        numbers = data[begin : begin + spec.nbytes].view(STORED[spec.dtype])
+        # Where nothing is, memory must not be that of the next tensor: torch.save minds.
+        tensor = torch.from_numpy(numbers if spec.numel else numbers.copy())
+        tensor = tensor.view(torch.bfloat16) if spec.dtype == "BF16" else tensor
+        tensors[name] = tensor.reshape(spec.shape)
+        begin += spec.nbytes
+    return tensors

@@ -1,0 +1,103 @@
+"""Writes a model tensor by tensor, so that it is never whole in memory."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from wima.disk import draft
+from wima.errors import check
+from wima.saved.read import TORCH
+from wima.saved.tensors import STORED, Array, Spec
+
+ENDINGS = (".safetensors", ".npz", *TORCH)
+
+
+class Content(NamedTuple):
+    """What is to be written; `pieces` are the numbers of the tensors, one behind another."""
+
+    tensors: Mapping[str, Spec]
+    metadata: Mapping[str, str]
+    pieces: Iterable[Array]
+    like: Path  # a PyTorch file to be like, in all but the weights; for that kind of output
+    key: str | None = None
+
+
+def in_file_order(tensors: Mapping[str, Spec]) -> dict[str, Spec]:
+    """Wide dtypes first, as safetensors orders them: so all numbers are aligned in a file."""
+    return dict(sorted(tensors.items(), key=lambda t: (-STORED[t[1].dtype].itemsize, t[0])))
+
+
+def check_ending(out: Path) -> None:
+    known = out.suffix.lower() in ENDINGS
+    check(known, f"--out {out}: expected a name that ends with {', '.join(ENDINGS)}.")
+
+
+def write(out: Path, content: Content, force: bool = False) -> None:
+    """Write the file whose kind its ending tells; it is there when all of it is, or not at all."""
+    check_ending(out)
+    kinds: dict[str, Callable[[Path, Content], None]] = {
+        ".safetensors": _safetensors,
+        ".npz": _npz,
+    }
+    with draft(out, force) as fresh:
+        kinds.get(out.suffix.lower(), _torch)(fresh, content)
+
+
+def _safetensors(path: Path, content: Content) -> None:
+    header: dict[str, object] = {"__metadata__": dict(content.metadata)}
+    end = 0
+    for name, spec in content.tensors.items():
+        begin, end = end, end + spec.nbytes
+        about = {"dtype": spec.dtype, "shape": list(spec.shape)}
+        header[name] = {**about, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for numbers in content.pieces:
+            file.write(numbers.data)
+
+
+def _npz(path: Path, content: Content) -> None:
+    for name, spec in content.tensors.items():
+        check(spec.dtype != "BF16", f".npz cannot hold bfloat16, which {name!r} is; use another.")
+    pieces = iter(content.pieces)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, spec in content.tensors.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+                dtype = np.lib.format.dtype_to_descr(STORED[spec.dtype])
+                about = {"descr": dtype, "fortran_order": False, "shape": spec.shape}
+                np.lib.format.write_array_header_1_0(file, about)
+                written = 0
+                while written < spec.numel:
+                    numbers = next(pieces)
+                    file.write(numbers.data)
+                    written += len(numbers)
+
+
+def _torch(path: Path, content: Content) -> None:
+    """The numbers go to a file, which is mapped then: torch.save wants all tensors at once."""
+    import torch
+
+    from wima.saved.torchfile import as_tensors, replaced
+
+    numbers = path.with_name(f"{path.name}.numbers")
+    try:
+        with numbers.open("wb") as file:
+            for piece in content.pieces:
+                file.write(piece.data)
+        size = numbers.stat().st_size
+        data = np.asarray(np.memmap(numbers, np.uint8, "c")) if size else np.zeros(0, np.uint8)
+        tensors = as_tensors(data, content.tensors)
+        like = content.like.suffix.lower() in TORCH
+        torch.save(replaced(content.like, content.key, tensors) if like else tensors, path)
+    except RuntimeError as error:  # of torch's writer, when the disk is full
+        raise OSError(str(error).partition("\n")[0]) from error
+    finally:
+        numbers.unlink(missing_ok=True)
