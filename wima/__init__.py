@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from wima.algorithms.mimelite import MimeLite
     from wima.algorithms.scaffold import Scaffold
     from wima.averaging import EMA, LAWA, SWA, WIMA, Averager, Last
+    from wima.averaging.arrays import ArrayWindow
+    from wima.averaging.loop import WindowAverage
     from wima.data.batches import Batch, LocalSGD
     from wima.data.federated import FederatedData
     from wima.errors import Diverged, RunError, UsageError
@@ -36,6 +38,7 @@ _WHERE = {
     "Adagrad": "server_opt",
     "Adam": "server_opt",
     "Algorithm": "algorithms.base",
+    "ArrayWindow": "averaging.arrays",
     "Averager": "averaging",
     "Batch": "data.batches",
     "Constant": "schedules",
@@ -73,6 +76,7 @@ _WHERE = {
     "UsageError": "errors",
     "Visit": "algorithms.base",
     "WIMA": "averaging",
+    "WindowAverage": "averaging.loop",
     "Yogi": "server_opt",
     "check_algorithm": "algorithms.check",
     "make_task": "task",
@@ -90,6 +94,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Algorithm",
+    "ArrayWindow",
     "Averager",
     "Batch",
     "Constant",
@@ -122,6 +127,7 @@ __all__ = [
     "Task",
     "UsageError",
     "Visit",
+    "WindowAverage",
     "Yogi",
     "check_algorithm",
     "make_task",
