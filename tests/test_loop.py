@@ -504,6 +504,7 @@ def frozen() -> nn.Module:
     return Odd([((2,), torch.float32, "frozen")])
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules")
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
@@ -514,7 +515,7 @@ def frozen() -> nn.Module:
         (net, {"parts": "1.num_batches_tracked"}, "no floating tensor"),
         (frozen, {}, "no trainable parameter"),
         (lambda: nn.LazyLinear(3), {}, "weight has no shape yet"),
-        (lambda: nn.Linear(2, 2, dtype=torch.complex64), {}, "weight is torch.complex64"),
+        (lambda: nn.ParameterList([torch.ones(2, dtype=torch.complex64)]), {}, "0 is torch.complex64"),
         (lambda: "model", {}, "Expected a torch module, got str"),
         (net, {"folder": __file__}, "cannot hold"),
         (net, {"folder": "/proc", "window": 10}, "cannot hold"),

@@ -80,13 +80,11 @@ def _cases(
 
 def _update(average: wima.WindowAverage) -> Callable[[], object]:
     """An update that stays within the first rows of the ring, all of which were written before."""
-    rings = average._ring._rings.values()
+    ring, window = average._ring, average.windows[-1]
 
     def step() -> None:
-        if average._ring.count % average.windows[-1] >= TOUCHED:
-            for ring in rings:
-                ring.restart(average.windows[-1])
-            average._ring.count = average.windows[-1]
+        if ring.count % window >= TOUCHED:
+            ring.restart(window)
         average.update()
 
     for _ in range(TOUCHED):

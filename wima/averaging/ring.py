@@ -33,7 +33,7 @@ class Ring:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.length, self.dtype, self._mapped = length, dtype or like.dtype, mapped
-        self._like = like[:0]
+        self._like = like.new_empty(0)  # for its dtype and device
         self._size, self._row_bytes = like.numel(), like.numel() * self.dtype.itemsize
         shape = (0 if mapped else length, like.numel())
         if folder is None:

@@ -93,11 +93,17 @@ class TensorRing:
         """Become the ring that this is the state of."""
         self._check_fits(state)
         count, length = state["count"], state["length"]
-        self.count = count
+        self.restart(count - min(count, self.length))
         for kind, ring in self._rings.items():
-            ring.restart(count - self.held)
-            for number in range(ring.count, count):
+            for number in range(self.count, count):
                 ring.push(state["rows"][_name(kind)][number % length])
+        self.count = count
+
+    def restart(self, count: int) -> None:
+        """Forget all values; the next one is number `count`."""
+        self.count = count
+        for ring in self._rings.values():
+            ring.restart(count)
 
     def save(self, store: Segments) -> dict[str, Any]:
         """Write what the store does not hold yet; JSON to `load` it by."""
