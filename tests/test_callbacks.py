@@ -276,7 +276,8 @@ def train(rounds, window=None, folder=None):
     callbacks, averaging, algorithm = [], None, FederatedAveraging()
     if window:
         named = lambda n: StringMetricName(f"Central val WIMA | {n}")
-        central = CentralEvaluationCallback(Dataset(users[0]), NNEvalHyperParams(None), format_fn=named)
+        central = CentralEvaluationCallback(
+            Dataset(users[0]), NNEvalHyperParams(None), format_fn=named)
         averaging = WindowAveraging(model, window, evaluation=central)
         callbacks = [averaging]
     if folder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ kinds = st.sampled_from(["trained", "trained", "frozen", "buffer"])
 tensors = st.lists(st.tuples(shapes, st.sampled_from(DTYPES), kinds), min_size=1, max_size=5)
 
 
-@how(max_examples=30, deadline=None)
+@how(max_examples=20, deadline=None)
 @given(tensors, st.sets(st.integers(1, 50), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
 def test_the_average_is_the_mean_of_deep_copies(kinds, windows, seed):
     torch.manual_seed(seed)
@@ -129,16 +130,16 @@ def test_the_average_is_the_mean_of_deep_copies(kinds, windows, seed):
                 assert_same(average.model_state(window), naive_mean(copies, window))
 
 
-@pytest.mark.parametrize("window", range(1, 51))
-def test_every_window_of_one_ring_is_a_mean_of_deep_copies(window):
-    torch.manual_seed(window)
+def test_every_window_of_one_ring_is_a_mean_of_deep_copies():
+    torch.manual_seed(0)
     model = Odd([((3, 2), torch.float32, "trained"), ((4,), torch.float32, "buffer")])
     average, copies = wima.WindowAverage(model, 50), []
     for _ in range(STEPS):
         model.step()
         average.update()
         copies = [*copies, copy.deepcopy(model)][-50:]
-    assert_same(average.model_state(window), naive_mean(copies, window))
+    for window in range(1, 51):
+        assert_same(average.model_state(window), naive_mean(copies, window))
 
 
 def test_training_is_bit_identical_with_and_without():
@@ -149,7 +150,7 @@ def test_training_is_bit_identical_with_and_without():
     def watch() -> None:
         average.update()
         if average.calls % 10 == 0:
-            with average.applied():
+            with average.applied(), torch.random.fork_rng():  # dropout draws
                 update_bn(loader, watched)
 
     optimizers = train(plain, 60), train(watched, 60, after=watch)
@@ -165,7 +166,7 @@ def test_an_exception_inside_applied_restores_every_bit():
     with torch.no_grad():  # bits that arithmetic would not keep
         model[0].weight[0, :3] = torch.tensor([float("nan"), float("inf"), -0.0])
     before = clone(model)
-    with pytest.raises(ZeroDivisionError), average.applied():
+    with pytest.raises(ZeroDivisionError), average.applied():  # noqa: PT012
         assert not torch.equal(model[4].weight, before["4.weight"])
         model(digits()[0])  # in training mode: moves BatchNorm's statistics and its counter
         model[4].weight.data.zero_()
@@ -183,7 +184,7 @@ def test_eq_7_the_average_is_the_last_steps_with_a_falling_learning_rate():
         walk.append(nn.utils.parameters_to_vector(model.parameters()).detach().clone())
 
     train_in_double(model, 30, note)
-    steps = [before - after for before, after in zip(walk, walk[1:], strict=False)]  # w <- w - u
+    steps = [before - after for before, after in pairwise(walk)]  # w <- w - u
     start = len(walk) - 1 - window  # the model before the window
     expected = walk[start].clone()
     for j in range(window):
@@ -296,7 +297,8 @@ def test_compiled_and_data_parallel_modules_are_unwrapped(tmp_path):
         wrapped = torch.compile(nn.parallel.DistributedDataParallel(inner), backend="eager")
         averages = [wima.WindowAverage(model, 3) for model in (inner, wrapped)]
         train(wrapped, 5, after=lambda: [average.update() for average in averages])
-        assert averages[1].names == averages[0].names == [n for n in inner.state_dict() if "num" not in n]
+        assert averages[1].names == averages[0].names
+        assert set(averages[0].names) == {n for n in inner.state_dict() if "num" not in n}
         assert_bits(averages[1].model_state(), averages[0].model_state())
         with averages[1].applied() as model:
             assert model is wrapped
@@ -515,7 +517,11 @@ def frozen() -> nn.Module:
         (net, {"parts": "1.num_batches_tracked"}, "no floating tensor"),
         (frozen, {}, "no trainable parameter"),
         (lambda: nn.LazyLinear(3), {}, "weight has no shape yet"),
-        (lambda: nn.ParameterList([torch.ones(2, dtype=torch.complex64)]), {}, "0 is torch.complex64"),
+        (
+            lambda: nn.ParameterList([torch.ones(2, dtype=torch.complex64)]),
+            {},
+            "0 is torch.complex64",
+        ),
         (lambda: "model", {}, "Expected a torch module, got str"),
         (net, {"folder": __file__}, "cannot hold"),
         (net, {"folder": "/proc", "window": 10}, "cannot hold"),

@@ -211,7 +211,9 @@ def copy_of(interrupted: Path, folder: Path) -> Path:
 
 def own_files(path: Path) -> list[Path]:
     """The files of the newest checkpoint that the one before does not need."""
-    newest, older = (read_manifest(p, checkpoint.FORMAT) for p in checkpoint.manifests(path / FOLDER))
+    newest, older = (
+        read_manifest(p, checkpoint.FORMAT) for p in checkpoint.manifests(path / FOLDER)
+    )
     names = set(checkpoint.segments_of(newest)) - set(checkpoint.segments_of(older))
     return [checkpoint.manifests(path / FOLDER)[0], *(path / FOLDER / n for n in sorted(names))]
 

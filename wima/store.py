@@ -157,14 +157,15 @@ def read_manifest(path: Path, number: int) -> dict[str, Any]:
     return manifest
 
 
-def _sum(body: str) -> str:
+def checksum(body: str) -> str:
+    """SHA-256 of a text."""
     return hashlib.sha256(body.encode()).hexdigest()
 
 
 def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """A tensor in a file that has no name: it goes with the tensor, however the process ends.
 
-    Its space is reserved here.  Were it not, a full disk would kill the process at some later write.
+    Its space is reserved here: a disk that is full later would kill the process when it writes.
     """
     size = prod(shape)
     try:

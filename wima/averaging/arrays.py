@@ -133,9 +133,8 @@ def _from_numpy(path: str, array: np.ndarray[Any, Any]) -> Tensor:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
     except (TypeError, ValueError):
-        raise UsageError(
-            f"{path or 'The array'} is {array.dtype}; expected float16, bfloat16, float32 or float64."
-        ) from None
+        expected = "expected float16, bfloat16, float32 or float64"
+        raise UsageError(f"{path or 'The array'} is {array.dtype}; {expected}.") from None
 
 
 def _like(leaf: Any, mean: Tensor) -> Any:

@@ -1,11 +1,11 @@
 """The window average in any training loop.
 
-    average = WindowAverage(model, window=100)
-    for batch in batches:
-        ...                              # forward, backward, optimizer.step()
-        average.update()
-    with average.applied():
-        evaluate(model)                  # the mean of the last 100 models
+average = WindowAverage(model, window=100)
+for batch in batches:
+    ...                              # forward, backward, optimizer.step()
+    average.update()
+with average.applied():
+    evaluate(model)                  # the mean of the last 100 models
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wima.averaging.named import choose, unwrap
+from wima.averaging.parts import choose, unwrap
 from wima.averaging.tensors import TensorRing
 from wima.checks import check_count
 from wima.errors import RunError, UsageError, check
@@ -35,18 +35,18 @@ class WindowAverage:
         mean = (1/W) * sum of the last W models          (Eq. 4 of the paper)
 
     Before W updates it is the mean of what there is, and before the first one the model itself.
-    Write a step as w <- w - u.  Then the mean is also the model before the window after the same W
-    steps with falling weights, w - sum over j = 0 ... W - 1 of (W - j)/W * u_j: a learning rate that
-    decays (Eq. 7).
+    Write a step as w <- w - u.  Then the mean is also the model before the window after the same
+    steps with falling weights, w - sum over j = 0 ... W - 1 of (W - j)/W * u_j: a learning rate
+    that decays (Eq. 7).
 
     An update copies the model into a ring and does nothing else.  The mean is computed when it is
     asked for, in float64; any window up to the largest can be asked for, whenever.
 
-    window: a number, or several.  every: take each k-th update.  parts: names or patterns of what is
-    averaged (`"head.*"`; the name of a module means all that is in it); without them, all parameters
-    that are trained and, with use_buffers, all floating buffers.  The rest is as the model has it.
-    dtype: how past models are kept, such as torch.bfloat16.  folder: keep them in a file there and
-    not in memory.  device: where they are kept.
+    window: a number, or several.  every: take each k-th update.  parts: names or patterns of what
+    is averaged (`"head.*"`; the name of a module means all that is in it); without them, all
+    parameters that are trained and, with use_buffers, all floating buffers.  The rest is as the
+    model has it.  dtype: how past models are kept, such as torch.bfloat16.  folder: keep them in a
+    file there and not in memory.  device: where they are kept.
     """
 
     def __init__(
@@ -85,7 +85,9 @@ class WindowAverage:
 
     def update(self) -> None:
         """Take in the model as it is now; call it after every step of the optimizer."""
-        check(self._depth == 0, "update() inside applied() would average an average; leave it first.")
+        check(
+            self._depth == 0, "update() inside applied() would average an average; leave it first."
+        )
         for name, parameter in self._frozen:
             check(
                 not parameter.requires_grad,
@@ -98,10 +100,10 @@ class WindowAverage:
 
     def tensors(self, window: int | None = None) -> dict[str, Tensor]:
         """The average by name, on the model's device: what is averaged and nothing else."""
-        now = self._tensors()
+        window, now = self._window(window), self._tensors()
         if self._ring.held == 0:
             return {name: tensor.detach().clone() for name, tensor in now.items()}
-        means = self._ring.mean(min(self._window(window), self._ring.held))
+        means = self._ring.mean(min(window, self._ring.held))
         return {name: mean.to(now[name].device, copy=True) for name, mean in means.items()}
 
     def model_state(self, window: int | None = None) -> dict[str, Any]:

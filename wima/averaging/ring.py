@@ -18,8 +18,8 @@ CACHED = 2**15  # numbers that are summed at a time, so that their sum stays in 
 class Ring:
     """The last `length` vectors pushed.
 
-    In memory, which is reserved at once and touched as it fills; with `folder`, in a file there that
-    is mapped into memory and gone when the ring is; or, with `mapped`, in the files of a store, from
+    In memory, which is reserved at once and touched as it fills; with `folder`, in a file there,
+    mapped into memory and gone when the ring is; or, with `mapped`, in the files of a store, from
     which a vector is read when it is asked for.  dtype: how vectors are kept.
     """
 

@@ -12,11 +12,11 @@ from wima.errors import UsageError
 
 
 class WindowAveraging(Callback):
-    """Takes in the model after every step of the optimizer; validates and tests with the average.
+    """Takes in the model after every step of the optimizer; validates the average.
 
     Training is not changed.  `average` is the `WindowAverage`, from the beginning of `fit` on.
-    validate=False: validate the plain model.  Its state is part of Lightning's checkpoints, with all
-    past models.  Other options are those of `WindowAverage`.
+    validate=False: validate the plain model.  Its state is part of Lightning's checkpoints, with
+    all past models.  Other options are those of `WindowAverage`.
     """
 
     def __init__(self, window: int | list[int] = 100, *, validate: bool = True, **options: Any):
@@ -40,7 +40,9 @@ class WindowAveraging(Callback):
         if self._restored:
             self._average.load_state_dict(self._restored)
             self._restored = {}
-        self._step = trainer.global_step
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step  # that of the checkpoint, if there was one
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step != self._step:  # not while gradients are accumulated

@@ -20,9 +20,9 @@ class WindowAveraging(TrainingProcessCallback, Saveable):  # type: ignore[misc]
     """Takes in the central model after every iteration; training is not changed.
 
     evaluation: a callback of pfl's, such as CentralEvaluationCallback, which is called with the
-    average in the model's place; give it a `format_fn` of its own.  To restore it after a crash, name
-    it among the `saveables` of RestoreTrainingCallback, which must come after it in the list.  Other
-    options are those of `WindowAverage`; the average is `average`.
+    average in the model's place; give it a `format_fn` of its own.  To restore it after a crash,
+    name it among the `saveables` of RestoreTrainingCallback, which must come after it in the list.
+    Other options are those of `WindowAverage`; the average is `average`.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The window average in Hugging Face's Trainer.
 
-    trainer = Trainer(...)
-    trainer.add_callback(WindowAveraging(trainer, window=100))
-    trainer.train()                                # each evaluation is followed by the average's
+trainer = Trainer(...)
+trainer.add_callback(WindowAveraging(trainer, window=100))
+trainer.train()                                # each evaluation is followed by the average's
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class WindowAveraging(TrainerCallback):
     """Takes in the model after every step of the optimizer, and evaluates the average as well.
 
     Training is not changed.  Metrics of the average stand beside the plain model's: eval_loss and
-    eval_wima_loss, which may also choose the best checkpoint.  `average` is the `WindowAverage`, from the beginning of `train` on.
-    save: past models are part of the Trainer's checkpoints, and come back when it resumes.  Other
-    options are those of `WindowAverage`.
+    eval_wima_loss, which may also choose the best checkpoint.  `average` is the `WindowAverage`,
+    from the beginning of `train` on.  save: past models are part of the Trainer's checkpoints, and
+    come back when it resumes.  Other options are those of `WindowAverage`.
     """
 
     def __init__(
@@ -78,11 +78,14 @@ class WindowAveraging(TrainerCallback):
         """Evaluate the average on the same data; its metrics are added to the others."""
         if self._average is None:
             return
-        ending = "_runtime"
-        (prefix,) = (key.removesuffix(ending) for key in metrics if key.endswith(ending))
+        ending = "_samples_per_second"  # the Trainer's own, with its prefix
+        prefix = next(key.removesuffix(ending) for key in metrics if key.endswith(ending))
         with self._average.applied():
             done = self._trainer.evaluation_loop(
-                eval_dataloader, "Evaluation of the average", metric_key_prefix=f"{prefix}_wima"
+                eval_dataloader,
+                "Evaluation of the average",
+                prediction_loss_only=True if self._trainer.compute_metrics is None else None,
+                metric_key_prefix=f"{prefix}_wima",
             )
         self._trainer.log(dict(done.metrics))
         metrics |= done.metrics
