@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,37 +20,30 @@ needs_transformers = pytest.mark.skipif(
 )
 
 
-def script(code: str | Path, python: str = sys.executable, **variables: str) -> str:
-    """What a script prints, in a process of its own: these packages warn, log and keep globals."""
-    command = [python, str(code)] if isinstance(code, Path) else [python, "-c", code]
-    paths = [str(ROOT), *variables.pop("paths", "").split(os.pathsep)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+@cache
+def printed(code: str, example: str = "", python: str = sys.executable) -> str:
+    """What a script prints, and an example after it; alone, since these packages keep globals."""
+    if example:
+        path = ROOT / "examples" / "frameworks" / example
+        code += f"\nimport runpy\nrunpy.run_path({str(path)!r}, run_name='__main__')\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [python, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def accuracies(printed: str) -> tuple[float, float]:
+def accuracies(text: str) -> tuple[float, float]:
     """The figures of the last line: plain 0.912, wima 0.934."""
-    plain, wima = printed.splitlines()[-1].split(", ")
+    plain, wima = text.splitlines()[-1].split(", ")
     return float(plain.removeprefix("plain ")), float(wima.removeprefix("wima "))
-
-
-@needs_lightning
-def test_the_lightning_example_shows_both_models():
-    plain, wima = accuracies(script(ROOT / "examples" / "frameworks" / "lightning_digits.py"))
-    assert plain > 0.8 and wima > 0.9  # ten classes
-
-
-@needs_transformers
-def test_the_trainer_example_shows_both_models():
-    plain, wima = accuracies(script(ROOT / "examples" / "frameworks" / "trainer_digits.py"))
-    assert plain > 0.8 and wima > 0.9
 
 
 LIGHTNING = """
 import logging, warnings
 import lightning.pytorch as pl
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from wima.callbacks.lightning import WindowAveraging
@@ -149,12 +143,19 @@ except ValueError as error:
 
 @needs_lightning
 def test_lightning_trains_the_same_validates_the_average_and_resumes():
-    assert "begins with Trainer.fit" in script(LIGHTNING)
+    assert "begins with Trainer.fit" in printed(LIGHTNING, "lightning_digits.py")
+
+
+@needs_lightning
+def test_the_lightning_example_shows_both_models():
+    plain, wima = accuracies(printed(LIGHTNING, "lightning_digits.py"))
+    assert plain > 0.8 and wima > 0.9  # ten classes
 
 
 TRAINER = """
 import sys, tempfile, warnings
 from pathlib import Path
+import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 from wima.callbacks.transformers import WindowAveraging
@@ -226,22 +227,30 @@ except ValueError as error:
 
 @needs_transformers
 def test_trainer_trains_the_same_evaluates_both_and_resumes():
-    assert "begins with Trainer.train" in script(TRAINER)
+    assert "begins with Trainer.train" in printed(TRAINER, "trainer_digits.py")
+
+
+@needs_transformers
+def test_the_trainer_example_shows_both_models():
+    plain, wima = accuracies(printed(TRAINER, "trainer_digits.py"))
+    assert plain > 0.8 and wima > 0.9
 
 
 PFL_RUN = """
 import sys
 import numpy as np
+import torch
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
 from pfl.callback.central_evaluation import CentralEvaluationCallback
 from pfl.callback.restore_training import RestoreTrainingCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
-from pfl.metrics import StringMetricName, Weighted
+from pfl.metrics import Metrics, StringMetricName, Weighted
 from pfl.model.pytorch import PyTorchModel
 from wima.callbacks.pfl import WindowAveraging
 
@@ -267,19 +276,28 @@ draw = torch.Generator().manual_seed(1)
 users = {i: [torch.randn(6, 4, generator=draw), torch.arange(6) % 2] for i in range(8)}
 
 
+class Walk(TrainingProcessCallback):
+    def __init__(self):
+        self.seen = []
+
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        self.seen.append(model.pytorch_model.net.weight.detach().clone())
+        return False, Metrics()
+
+
 def train(rounds, window=None, folder=None):
     np.random.seed(0)
-    module, walk = Net(), []
+    module, walk = Net(), Walk()
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     sampler = iter(range(10**6))
     dataset = FederatedDataset.from_slices(users, lambda: next(sampler) % 8)
-    callbacks, averaging, algorithm = [], None, FederatedAveraging()
+    callbacks, averaging, algorithm = [walk], None, FederatedAveraging()
     if window:
         named = lambda n: StringMetricName(f"Central val WIMA | {n}")
         central = CentralEvaluationCallback(
             Dataset(users[0]), NNEvalHyperParams(None), format_fn=named)
         averaging = WindowAveraging(model, window, evaluation=central)
-        callbacks = [averaging]
+        callbacks.append(averaging)
     if folder:
         callbacks.append(RestoreTrainingCallback([model, algorithm, averaging], folder))
     algorithm.run(
@@ -288,21 +306,23 @@ def train(rounds, window=None, folder=None):
         SimulatedBackend(training_data=dataset, val_data=dataset), model,
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.1, local_batch_size=6),
         callbacks=callbacks, send_metrics_to_platform=False)
-    return module, averaging and averaging.average
+    return module, averaging and averaging.average, walk.seen
 
 
-plain, _ = train(8)
-watched, average = train(8, window=3)
+plain, _, _ = train(8)
+watched, average, _ = train(8, window=3)
 assert torch.equal(plain.net.weight, watched.net.weight)
 assert average.calls == 8
 assert torch.equal(watched.evaluated[-1], average.tensors()["net.weight"])
 
 import tempfile
 folder = tempfile.mkdtemp()
-train(5, window=3, folder=folder)
-_, again = train(8, window=3, folder=folder)
-assert again.calls == 8, again.calls
-assert again.n_averaged == 3
+_, _, before = train(5, window=7, folder=folder)
+_, again, after = train(8, window=7, folder=folder)  # begins with the iteration that was saved in
+walk = [*before, *after]
+assert len(before) == 5 and len(after) < 7 and again.calls == len(walk)
+mean = torch.stack(walk[-7:]).double().mean(0).float()
+torch.testing.assert_close(again.tensors()["net.weight"], mean)
 print("pfl restored")
 """
 
@@ -311,4 +331,4 @@ def test_pfl_trains_the_same_evaluates_the_average_and_restores():
     python = sys.executable if find_spec("pfl") else str(PFL)
     if not Path(python).exists():
         pytest.skip("pfl-research is not installed, here or by the benchmarks")
-    assert "pfl restored" in script(PFL_RUN, python)
+    assert "pfl restored" in printed(PFL_RUN, python=python)

@@ -19,7 +19,7 @@ from benchmarks.report import number
 
 PARAMETERS = 5_000_000
 WINDOWS = (10, 100, 1000)
-TOUCHED = 60  # rows of a ring that are written: more than caches hold, less than memory does
+TOUCHED = 40  # rows of a ring that are written: more than caches hold, less than memory does
 UPDATES = 20  # per turn
 
 

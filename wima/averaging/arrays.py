@@ -43,7 +43,7 @@ class ArrayWindow:
     ) -> None:
         self.windows, self.every = check_windows(window), every
         check_count("every", every)
-        self._how = {"dtype": dtype, "folder": Path(folder) if folder else None}
+        self._dtype, self._folder = dtype, Path(folder) if folder else None
         self.calls = 0  # of update
         self._ring: TensorRing | None = None
         self._newest: Any = None
@@ -57,7 +57,8 @@ class ArrayWindow:
         tensors = {path: tensor for path, tensor in found if tensor is not None}
         if self._ring is None:
             check(bool(tensors), f"There is no floating array in {type(arrays).__name__}.")
-            self._ring = TensorRing(tensors, self.windows[-1], **self._how)
+            length, dtype, folder = self.windows[-1], self._dtype, self._folder
+            self._ring = TensorRing(tensors, length, dtype=dtype, folder=folder)
         _check_alike(self._ring, tensors)
         self._ring.push(tensors)
         self._newest = arrays

@@ -65,8 +65,13 @@ class WindowAverage:
         check_count("every", every)
         self.model, self._module = model, unwrap(model)
         self._owners = choose(self._module, parts, use_buffers)
-        place = {"device": device, "dtype": dtype, "folder": Path(folder) if folder else None}
-        self._ring = TensorRing(self._tensors(), self.windows[-1], **place)
+        self._ring = TensorRing(
+            self._tensors(),
+            self.windows[-1],
+            device=device,
+            dtype=dtype,
+            folder=Path(folder) if folder else None,
+        )
         unnamed = self._module.named_parameters() if parts is None else ()
         self._frozen = [(name, p) for name, p in unnamed if name not in self._owners]
         self.calls = 0  # of update

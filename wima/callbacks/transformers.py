@@ -53,9 +53,9 @@ class WindowAveraging(TrainerCallback):
         return self._average
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        self._average = WindowAverage(self._trainer.model, **self._options)
+        self._average = WindowAverage(given["model"], **self._options)
         saved = _folder(args, state)
         if state.global_step and saved.is_dir():
             self._average.load(saved)
@@ -66,29 +66,24 @@ class WindowAveraging(TrainerCallback):
         self.average.update()
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        metrics: dict[str, float],
-        eval_dataloader: Any,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Evaluate the average on the same data; its metrics are added to the others."""
         if self._average is None:
             return
+        metrics: dict[str, float] = given["metrics"]
         ending = "_samples_per_second"  # the Trainer's own, with its prefix
         prefix = next(key.removesuffix(ending) for key in metrics if key.endswith(ending))
         with self._average.applied():
             done = self._trainer.evaluation_loop(
-                eval_dataloader,
+                given["eval_dataloader"],
                 "Evaluation of the average",
                 prediction_loss_only=True if self._trainer.compute_metrics is None else None,
                 metric_key_prefix=f"{prefix}_wima",
             )
-        self._trainer.log(dict(done.metrics))
-        metrics |= done.metrics
+        found = dict(done.metrics or {})
+        self._trainer.log(found)
+        metrics |= found
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
