@@ -114,8 +114,8 @@ class TensorRing:
     def load(self, store: Segments, saved: Mapping[str, Any]) -> None:
         """Become the ring that was saved."""
         self._check_fits(saved)
-        for name, expected in saved["sums"].items():
-            store.verify(name, expected)
+        for name in (name for names in saved["segments"].values() for name in names):
+            store.verify(name, saved["sums"][name])
         for kind, ring in self._rings.items():
             ring.load(store, saved["segments"][_name(kind)], saved["count"])
         self.count = saved["count"]
