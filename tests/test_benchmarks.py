@@ -192,6 +192,15 @@ def test_averaging_is_measured() -> None:
     assert markdown(result).startswith("## Averaging")
 
 
+def test_averaging_in_a_loop_is_measured() -> None:
+    from benchmarks.micro.loop import measure
+
+    result = measure(1, parameters=10_000, windows=(3, 50))
+    names = [row[0] for row in result["tables"][0]["rows"]]
+    assert names[:3] == ["copy", "W = 3, in memory", "W = 50, in memory"] and len(names) == 7
+    assert float(result["tables"][0]["rows"][0][2]) == 1  # the copy, over itself
+
+
 @pytest.mark.parametrize("name", ["digits", "femnist", "cifar"])
 def test_peers_train_the_function_that_wima_trains(name):
     data = generate(replace(WORKLOADS[name], samples=1))

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from wima import checkpoint
 from wima.build import build
-from wima.checkpoint import FORMAT, _sum
+from wima.checkpoint import FORMAT
 from wima.config import Settings, make_settings, read_table
 from wima.errors import RunError, UsageError
 from wima.launch import FOLDER, launch
 from wima.report.summary import summarize
 from wima.report.table import runs_table
 from wima.runs import read_run
-from wima.store import Segments
+from wima.store import Segments, checksum
 
 MANY = int(os.environ.get("WIMA_FUZZ", "200"))
 slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -112,7 +112,7 @@ def test_a_manifest_with_a_true_checksum_and_any_content(run, data):
     manifest = json.loads(original.split("\n")[0])
     place = data.draw(st.sampled_from(list(_places(manifest))))
     body = json.dumps(_changed(manifest, place, data.draw(values)))
-    path.write_text(f"{body}\n{_sum(body)}\n")
+    path.write_text(f"{body}\n{checksum(body)}\n")
     before = sorted(p for p in run.parent.rglob("*"))
     try:
         for found in checkpoint.find(store)[0]:

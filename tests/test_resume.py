@@ -28,7 +28,7 @@ from wima.errors import Diverged, RunError, UsageError
 from wima.launch import FOLDER, Interrupted, launch, resume
 from wima.lock import Lock
 from wima.runs import read_run
-from wima.store import Segments
+from wima.store import Segments, read_manifest
 
 BASE = {
     "data": "digits",
@@ -159,7 +159,7 @@ def test_killed_amid_a_checkpoint(moment, tmp_path, monkeypatch):
     def broken():
         places = {
             "segment": (Segments, "verify"),
-            "manifest": (checkpoint, "_write"),
+            "manifest": (checkpoint, "write_manifest"),
             "renamed": (checkpoint, "_let_go"),
             "cleaning": (Segments, "keep"),
         }
@@ -211,7 +211,9 @@ def copy_of(interrupted: Path, folder: Path) -> Path:
 
 def own_files(path: Path) -> list[Path]:
     """The files of the newest checkpoint that the one before does not need."""
-    newest, older = (checkpoint._read(p) for p in checkpoint.manifests(path / FOLDER))
+    newest, older = (
+        read_manifest(p, checkpoint.FORMAT) for p in checkpoint.manifests(path / FOLDER)
+    )
     names = set(checkpoint.segments_of(newest)) - set(checkpoint.segments_of(older))
     return [checkpoint.manifests(path / FOLDER)[0], *(path / FOLDER / n for n in sorted(names))]
 

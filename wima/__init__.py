@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from wima.algorithms.mimelite import MimeLite
     from wima.algorithms.scaffold import Scaffold
     from wima.averaging import EMA, LAWA, SWA, WIMA, Averager, Last
+    from wima.averaging.arrays import ArrayWindow
+    from wima.averaging.loop import WindowAverage
     from wima.data.batches import Batch, LocalSGD
     from wima.data.federated import FederatedData
     from wima.errors import Diverged, RunError, UsageError
@@ -37,6 +39,7 @@ _WHERE = {
     "Adagrad": "server_opt",
     "Adam": "server_opt",
     "Algorithm": "algorithms.base",
+    "ArrayWindow": "averaging.arrays",
     "Averager": "averaging",
     "Batch": "data.batches",
     "Constant": "schedules",
@@ -74,6 +77,7 @@ _WHERE = {
     "UsageError": "errors",
     "Visit": "algorithms.base",
     "WIMA": "averaging",
+    "WindowAverage": "averaging.loop",
     "Yogi": "server_opt",
     "average_files": "saved.mean",
     "check_algorithm": "algorithms.check",
@@ -92,6 +96,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Algorithm",
+    "ArrayWindow",
     "Averager",
     "Batch",
     "Constant",
@@ -124,6 +129,7 @@ __all__ = [
     "Task",
     "UsageError",
     "Visit",
+    "WindowAverage",
     "Yogi",
     "average_files",
     "check_algorithm",

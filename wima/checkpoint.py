@@ -8,8 +8,6 @@ checkpoint before is written.  The two newest are kept.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +15,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from wima.averaging.ring import Ring
-from wima.disk import cannot_write, sync
 from wima.errors import RunError, UsageError
 from wima.simulation import Simulation
-from wima.store import Segments
+from wima.store import Segments, read_manifest, write_manifest
 from wima.trees import decode, encode
 
 FORMAT = 1
@@ -63,7 +60,7 @@ def save(
     }
     needed = segments_of(manifest)
     manifest["sums"] = {name: store.sums[name] for name in needed}
-    _write(store.folder / f"{simulation.t:09d}.json", manifest)
+    write_manifest(store.folder / f"{simulation.t:09d}.json", manifest)
     _let_go(store)
 
 
@@ -73,32 +70,13 @@ def segments_of(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([manifest["vectors"], *rings, *manifest["clients"]]))
 
 
-def _write(path: Path, manifest: Mapping[str, Any]) -> None:
-    body = json.dumps(manifest)
-    draft = path.with_name(f".{path.name}.new")
-    try:
-        draft.write_text(f"{body}\n{_sum(body)}\n", encoding="utf-8")
-        sync(draft)
-        sync(path.parent)  # the segments' names
-        draft.rename(path)
-        sync(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise cannot_write(path, error) from error
-
-
-def _sum(body: str) -> str:
-    return hashlib.sha256(body.encode()).hexdigest()
-
-
 def _let_go(store: Segments) -> None:
     """Remove old manifests, then segments that no manifest needs."""
     paths = manifests(store.folder)
     needed: set[str] = set()
     for path in paths[:KEPT]:
         with contextlib.suppress(RunError, UsageError, *MALFORMED):
-            needed.update(segments_of(_read(path)))
+            needed.update(segments_of(read_manifest(path, FORMAT)))
     for path in paths[KEPT:]:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -110,28 +88,12 @@ def manifests(folder: Path) -> list[Path]:
     return sorted(folder.glob("[0-9]*.json"), reverse=True)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A manifest, whole and of this format."""
-    try:
-        body, checksum, end = path.read_text(encoding="utf-8").split("\n")
-        manifest = json.loads(body)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged: {error}") from None
-    if checksum != _sum(body) or end or not isinstance(manifest, dict):
-        raise RunError(f"{path} is damaged: it has another checksum")
-    if manifest.get("format") != FORMAT:
-        raise UsageError(
-            f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT}."
-        )
-    return manifest
-
-
 def find(store: Segments) -> tuple[list[Checkpoint], list[str]]:
     """Whole checkpoints, newest first, and what is wrong with the others."""
     found, wrong = [], []
     for path in manifests(store.folder):
         try:
-            manifest = _read(path)
+            manifest = read_manifest(path, FORMAT)
             for name in segments_of(manifest):
                 store.verify(name, manifest["sums"][name])
             t, identity, extra = (manifest[key] for key in ("t", "identity", "extra"))

@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from wima.disk import cannot_write, sync
-from wima.errors import RunError
+from wima.errors import RunError, UsageError
 
 SUFFIX = ".safetensors"
 PART = 2**26  # bytes; larger states are written in several segments, since writing takes a copy
@@ -112,6 +115,68 @@ def digest(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Write JSON and its checksum, in place of what was there: at any moment the file is whole."""
+    body = json.dumps(manifest)
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        draft.write_text(f"{body}\n{checksum(body)}\n", encoding="utf-8")
+        sync(draft)
+        sync(path.parent)  # the segments' names
+        draft.rename(path)
+        sync(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise cannot_write(path, error) from error
+
+
+def read_manifest(path: Path, number: int) -> dict[str, Any]:
+    """A manifest, whole and of the format with this number."""
+    try:
+        body, told, end = path.read_text(encoding="utf-8").split("\n")
+        manifest = json.loads(body)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+    if told != checksum(body) or end or not isinstance(manifest, dict):
+        raise RunError(f"{path} is damaged: it has another checksum")
+    if manifest.get("format") != number:
+        raise UsageError(
+            f"{path} has format {manifest.get('format')!r}, this version reads {number}."
+        )
+    return manifest
+
+
+def checksum(body: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """A tensor in a file that has no name: it goes with the tensor, however the process ends.
+
+    Its space is reserved here: a disk that is full later would kill the process when it writes.
+    """
+    size = prod(shape)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".window-") as file:
+            _reserve(file.fileno(), size * dtype.itemsize)
+            rows = torch.from_file(file.name, shared=True, size=size, dtype=dtype)
+    except OSError as error:
+        needed = f"{size * dtype.itemsize / 1e9:.1f} GB of past models"
+        reason = error.strerror or str(error)
+        raise UsageError(f"{folder} cannot hold {needed}: {reason}. Name another folder.") from None
+    return rows.view(shape)
+
+
+def _reserve(number: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(number, 0, size)
+    else:  # macOS
+        os.truncate(number, size)
 
 
 class Storage(NamedTuple):

@@ -11,7 +11,8 @@ numbers to average: they are no part of the vector.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from typing import TypeAlias
@@ -32,6 +33,16 @@ class Layout:
     shapes: dict[str, tuple[int, ...]]
     trained: int  # length of the part that SGD moves; the rest follows it
     classifier: tuple[str, ...] = ()  # names of the last linear layer's tensors
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """The tensors one after the other."""
+        slices, shapes, start = {}, {}, 0
+        for name, tensor in tensors.items():
+            shapes[name] = tuple(tensor.shape)
+            slices[name] = slice(start, start + prod(tensor.shape))
+            start = slices[name].stop
+        return cls(slices, shapes, start)
 
     @property
     def size(self) -> int:
@@ -128,13 +139,8 @@ def _refuse(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _layout(module: nn.Module, trained: dict[str, Tensor], rest: dict[str, Tensor]) -> Layout:
-    slices, shapes, start = {}, {}, 0
-    for name, tensor in (trained | rest).items():
-        shapes[name] = tuple(tensor.shape)
-        slices[name] = slice(start, start + prod(tensor.shape))
-        start = slices[name].stop
     length = sum(tensor.numel() for tensor in trained.values())
-    return Layout(slices, shapes, length, _classifier(module))
+    return replace(Layout.of(trained | rest), trained=length, classifier=_classifier(module))
 
 
 def _classifier(module: nn.Module) -> tuple[str, ...]:
