@@ -1,0 +1,82 @@
+"""Curves as PNG and SVG: a colour per row, plain solid, averages dashed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from wima.report.measure import Measure
+from wima.report.statistics import thinned
+from wima.report.tables import PLAIN, Entry, Table
+
+# Far apart for colour-blind readers too, as far as twelve can be; the page has the same.
+COLOURS = (
+    "#0072b2 #d55e00 #009e73 #aa4499 #b8860b #3399cc "
+    "#b2182b #4b3fa7 #6b7a1e #8c564b #117777 #666666"
+).split()
+DASHES: list[Any] = ["--", ":", "-.", (0, (8, 2, 2, 2, 2, 2)), (0, (1, 3))]  # of averages
+POINTS = 2000  # of a curve; more than a picture can show
+
+
+def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
+    """A figure for each column that has curves; the names of the files."""
+    names = []
+    columns = [c for c in table.sheet.columns if _entries(table, c)]
+    for number, column in enumerate(columns, 1):
+        stem = table.slug if len(columns) == 1 else f"{table.slug}-{number}"
+        figure = _figure(table, column, measure)
+        for ending in ("png", "svg"):
+            # No date and no random names in it: the same runs give the same file.
+            date = {"Date": None} if ending == "svg" else {}
+            figure.savefig(folder / f"{stem}.{ending}", dpi=120, metadata=date)
+            names.append(f"{stem}.{ending}")
+    return names
+
+
+def _entries(table: Table, column: str) -> list[Entry]:
+    """The places of a column with a curve to draw, of the first twelve rows."""
+    rows = table.sheet.rows[: len(COLOURS)]
+    places = [table.entry(row, column, h) for row in rows for h in table.sheet.headings]
+    return [entry for entry in places if entry and any(m.score for m in entry.members)]
+
+
+def _figure(table: Table, column: str, measure: Measure) -> Any:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "wima"
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for entry in _entries(table, column):
+        _plot(axes, table, entry, measure)
+    title = " · ".join(text for text in (table.sheet.title, column) if text)
+    hidden = len(table.sheet.rows) - len(COLOURS)
+    axes.set_title(title + (f" (first {len(COLOURS)} rows)" if hidden > 0 else ""), parse_math=False)
+    axes.set_xlabel("round")
+    axes.set_ylabel(measure.title)
+    axes.grid(alpha=0.3)
+    _legend(figure, axes)
+    return figure
+
+
+def _plot(axes: Any, table: Table, entry: Entry, measure: Measure) -> None:
+    """The curves of one place, a line per seed; the first carries the name."""
+    rows, averages = table.sheet.rows, [h for h in table.sheet.headings if h != PLAIN]
+    plain = entry.heading == PLAIN
+    dash = "-" if plain else DASHES[averages.index(entry.heading) % len(DASHES)]
+    style = {"color": COLOURS[rows.index(entry.row)], "linewidth": 0.8 if plain else 1.6}
+    label: str | None = f"{entry.row}, {entry.heading}"
+    for member in entry.members:
+        if member.run is None or member.score is None:
+            continue
+        curve = thinned(member.run.curves[member.model], POINTS)
+        axes.plot(curve.rounds, measure.factor * curve.values, ls=dash, label=label, **style)
+        label = None
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    short = [text if len(text) < 60 else text[:57] + "..." for text in labels]
+    legend = figure.legend(handles, short, loc="outside lower center", ncols=3, fontsize="small")
+    for text in legend.get_texts():
+        text.set_parse_math(False)
