@@ -6,7 +6,7 @@ A curve is the metric of one model over the rounds of one run, where it was eval
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan, nan, sqrt
+from math import nan, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -128,11 +128,6 @@ def student(freedom: int) -> float:
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
-
-
-def is_clear(gain: Interval) -> bool:
-    """Whether the interval leaves out zero."""
-    return not isnan(gain.half) and abs(gain.mean) > gain.half
 
 
 def thinned(curve: Curve, points: int) -> Curve:

@@ -9,7 +9,7 @@ function tableSection(table) {
   const view = el("div", { class: "lazy" });
   const plot = el("div", { class: "lazy chart-place" });
   const files = (DATA.files[table.slug] || []).map((name) => el("li", {}, el("a", { href: name }, name)));
-  const section = el("section", { id: table.slug },
+  const section = el("section", { id: `table-${table.slug}` },
     el("h2", {}, table.title), lead ? el("p", { class: "lead" }, lead) : "",
     table.note ? el("p", {}, table.note) : "",
     table.kind === "curves" ? [plot, view] : [view, plot],
