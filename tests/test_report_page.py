@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.micro.report import moving_mean, write_run, write_runs
-from tests.browser import Browser, find_browser
+from browser import Browser, find_browser
 from wima.experiments.sheet import Cell, Sheet, write_sheet
 from wima.report.measure import Measure
 from wima.report.write import write_report
