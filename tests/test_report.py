@@ -1,4 +1,4 @@
-"""`wima report`: what stands in its files comes from the run folders, whatever state they are in."""
+"""`wima report`: what its files say comes from the run folders, in whatever state they are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make_sheet(cells: list[Cell], **changes) -> Sheet:
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory) -> Path:
-    """FedAvg with three seeds, SCAFFOLD with one done and one at half, FedDyn diverged, and gaps."""
+    """FedAvg with three seeds, SCAFFOLD with one done and one at half, FedDyn diverged; gaps."""
     folder = tmp_path_factory.mktemp("reports") / "pool"
     models = {"plain": "plain", "WIMA": "wima10"}
     runs = [("FedAvg", COLUMN, seed, ROUNDS, "done") for seed in (0, 1, 2)]
@@ -132,8 +132,8 @@ def test_gain_is_paired_over_seeds_or_over_the_rounds_of_one(report):
     gains = [(c["wima10"] - c["plain"])[-LAST:].mean() for c in pairs]
     several, single = (place(report, row, COLUMN, "WIMA") for row in ("FedAvg", "SCAFFOLD"))
     assert float(several["gain"]) == pytest.approx(np.mean(gains))
-    assert (several["gain_basis"], several["gain_count"]) == ("seeds", "3")
-    assert (single["gain_basis"], single["gain_count"]) == ("rounds", str(LAST))
+    assert (several["gain_basis"], several["gain_size"]) == ("seeds", "3")
+    assert (single["gain_basis"], single["gain_size"]) == ("rounds", str(LAST))
     assert float(single["gain_half"]) > 0
 
 
@@ -212,7 +212,12 @@ def test_latex_compiles_or_is_at_least_balanced(report, tmp_path):
 def test_runs_that_differ_only_in_the_seed_are_one_row(tmp_path):
     for lr in (0.1, 0.2):
         for seed in (0, 1):
-            settings = {"rounds": ROUNDS, "lr": lr, "seed": seed, "engine": ("serial", "auto")[seed]}
+            settings = {
+                "rounds": ROUNDS,
+                "lr": lr,
+                "seed": seed,
+                "engine": ("serial", "auto")[seed],
+            }
             write_run(tmp_path / "in" / f"{lr}-{seed}", settings, curves(seed))
     write_report([tmp_path / "in"], tmp_path / "out")
     table = data_of(tmp_path / "out")["tables"][0]

@@ -1,4 +1,4 @@
-"""The page of a report in a real browser: from disk, without a network, by mouse and by keyboard."""
+"""The page of a report in a real browser: from disk, without a network, by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import Browser, find_browser
 
 from benchmarks.micro.report import moving_mean, write_run, write_runs
-from browser import Browser, find_browser
 from wima.experiments.sheet import Cell, Sheet, write_sheet
 from wima.report.measure import Measure
 from wima.report.write import write_report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 from math import isnan, nan, sqrt
 
 import numpy as np
@@ -37,7 +38,7 @@ def naive_score(values: list[float], last: int) -> list[float]:
     """Mean, deviation, jump and forgetting, word by word, for a model that is always evaluated."""
     end = len(values)
     recent = [v for t, v in enumerate(values, 1) if t > end - last]
-    steps = [abs(b - a) for a, b in zip(recent, recent[1:], strict=False)]
+    steps = [abs(b - a) for a, b in pairwise(recent)]
     behind = [max(values[:t]) - v for t, v in enumerate(values, 1) if t > end - last]
     jump = sum(steps) / len(steps) if steps else nan
     return [sum(recent) / len(recent), statistics.pstdev(recent), jump, sum(behind) / len(behind)]
@@ -118,7 +119,7 @@ def test_gain_over_seeds_is_the_paired_t_test():
     ours = gain_over_seeds(list(average - plain))
     low, high = ttest_rel(average, plain).confidence_interval(0.95)
     assert (ours.mean - ours.half, ours.mean + ours.half) == pytest.approx((low, high))
-    assert (ours.basis, ours.count) == ("seeds", 5)
+    assert (ours.basis, ours.size) == ("seeds", 5)
 
 
 def test_pairing_removes_what_the_seed_does_to_both():
@@ -135,7 +136,7 @@ def test_gain_over_rounds_is_the_interval_of_five_mean_values():
     ours = gain_over_rounds(differences)
     assert ours.mean == pytest.approx(differences.mean())
     assert ours.half == pytest.approx(half)
-    assert (ours.basis, ours.count) == ("rounds", 52)
+    assert (ours.basis, ours.size) == ("rounds", 52)
 
 
 def test_too_few_rounds_give_no_interval():

@@ -10,10 +10,8 @@ from wima.report.statistics import thinned
 from wima.report.tables import PLAIN, Entry, Table
 
 # Far apart for colour-blind readers too, as far as twelve can be; the page has the same.
-COLOURS = (
-    "#0072b2 #d55e00 #009e73 #aa4499 #b8860b #3399cc "
-    "#b2182b #4b3fa7 #6b7a1e #8c564b #117777 #666666"
-).split()
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3399cc"]
+COLOURS += ["#b2182b", "#4b3fa7", "#6b7a1e", "#8c564b", "#117777", "#666666"]
 DASHES: list[Any] = ["--", ":", "-.", (0, (8, 2, 2, 2, 2, 2)), (0, (1, 3))]  # of averages
 POINTS = 2000  # of a curve; more than a picture can show
 
@@ -51,7 +49,9 @@ def _figure(table: Table, column: str, measure: Measure) -> Any:
         _plot(axes, table, entry, measure)
     title = " · ".join(text for text in (table.sheet.title, column) if text)
     hidden = len(table.sheet.rows) - len(COLOURS)
-    axes.set_title(title + (f" (first {len(COLOURS)} rows)" if hidden > 0 else ""), parse_math=False)
+    axes.set_title(
+        title + (f" (first {len(COLOURS)} rows)" if hidden > 0 else ""), parse_math=False
+    )
     axes.set_xlabel("round")
     axes.set_ylabel(measure.title)
     axes.grid(alpha=0.3)

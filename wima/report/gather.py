@@ -1,4 +1,4 @@
-"""Runs and sheets in folders, as reports need them; what cannot be used is named with the reason."""
+"""Runs and sheets in folders, as reports need them; what cannot be used is named with reasons."""
 
 from __future__ import annotations
 
@@ -127,8 +127,7 @@ def _trace(run: Run, metric: str) -> Trace:
     try:
         curves = {model: _curve(run, model, metric) for model in run.models}
     except KeyError:
-        known = next((m for r in run.records for m in r["metrics"].values()), {})
-        names = ", ".join(map(str, known)) or "none"
+        names = ", ".join(next(m for r in run.records for m in r["metrics"].values())) or "none"
         raise UsageError(f"not every record has the metric {metric!r}; it has {names}") from None
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"its records are damaged: {error}") from None

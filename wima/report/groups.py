@@ -31,8 +31,8 @@ def runs_table(runs: Sequence[Trace], measure: Measure) -> tuple[Table, list[Omi
     places = {(row, ""): _members(groups[key]) for row, key in rows.items()}
     last = measure.last or LAST
     title = "Runs" if len(rows) > 1 else f"Runs of {next(iter(rows))}"
-    fields = ("", "table", "", "", "", last, list(rows), [""], headings, [])
-    return make_table(Sheet(NAME, title, *fields), places, last, measure), repeats
+    sheet = Sheet(NAME, title, "", "table", "", "", "", last, list(rows), [""], headings, [])
+    return make_table(sheet, places, last, measure), repeats
 
 
 def _best_first(run: Trace) -> tuple[bool, int, str]:

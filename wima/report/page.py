@@ -93,16 +93,14 @@ def payload(
 
 def _table(table: Table, number: dict[int, int], measure: Measure) -> dict[str, Any]:
     sheet = table.sheet
-    names = ("name", "title", "shown", "kind", "scale", "note", "command")
-    names += ("rows", "columns", "headings")
+    names = ["name", "title", "shown", "kind", "scale", "note", "command"]
+    names += ["rows", "columns", "headings"]
     entries = [_entry(table, entry, number, measure) for entry in table.entries.values()]
     about = {name: getattr(sheet, name) for name in names}
     return {**about, "slug": table.slug, "last": table.last, "entries": entries}
 
 
-def _entry(
-    table: Table, entry: Entry, number: dict[int, int], measure: Measure
-) -> dict[str, Any]:
+def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure) -> dict[str, Any]:
     """A number of a table.  Values are as shown: percent for an accuracy."""
     sheet, gain = table.sheet, entry.gain
     scores = [m.score for m in entry.members if m.counts and m.score] if entry.seeds else []
@@ -120,7 +118,7 @@ def _entry(
     }
     if gain is not None:
         ends = [_shown(gain.mean, measure), _shown(gain.half, measure)]
-        shown["gain"] = [*ends, gain.basis, gain.count]
+        shown["gain"] = [*ends, gain.basis, gain.size]
     if entry.printed is not None:
         shown["paper"] = entry.printed.value
         shown |= {"where": entry.printed.where, "remark": entry.printed.remark}
@@ -142,9 +140,7 @@ def _shown(value: float, measure: Measure) -> float | None:
     return None if isnan(value) else round(measure.factor * value, measure.digits + 2)
 
 
-def _run(
-    run: Trace, machines: dict[str, int], points: int, measure: Measure
-) -> dict[str, Any]:
+def _run(run: Trace, machines: dict[str, int], points: int, measure: Measure) -> dict[str, Any]:
     around = {name: _text(value) for name, value in run.environment.items() if name != "command"}
     machine = {name: text for name, text in around.items() if name not in OWN}
     known = machines.setdefault(json.dumps(machine), len(machines))

@@ -6,6 +6,7 @@ A curve is the metric of one model over the rounds of one run, where it was eval
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import nan, sqrt
 from typing import Literal, NamedTuple
 
@@ -45,7 +46,7 @@ class Interval(NamedTuple):
     mean: float
     half: float
     basis: Basis  # what the interval stands on
-    count: int  # seeds, or evaluated rounds
+    size: int  # seeds, or evaluated rounds
 
 
 def late(curve: Curve, end: int, last: int = LAST) -> Floats:
@@ -137,7 +138,7 @@ def thinned(curve: Curve, points: int) -> Curve:
         return curve
     edges = np.linspace(0, count, max(points // 2, 1) + 1).astype(int)
     kept = {0, count - 1}
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in pairwise(edges):
         order = np.argsort(curve.values[begin:end], kind="stable")  # NaN comes last
         known = order[~np.isnan(curve.values[begin:end][order])]
         kept |= {int(begin + i) for i in (*known[:1], *known[-1:])} or {int(begin)}

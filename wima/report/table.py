@@ -9,7 +9,8 @@ from rich.table import Table
 
 from wima.errors import UsageError, check
 from wima.lock import is_running
-from wima.report.summary import LAST, Row
+from wima.report.statistics import LAST
+from wima.report.summary import Row
 from wima.runs import Run, read_run
 
 

@@ -170,5 +170,4 @@ def _differences(member: Member, plain: Member, last: int) -> np.ndarray:
     (rounds, values), (others, base) = (m.run.curves[m.model] for m in (member, plain) if m.run)
     common, mine, its = np.intersect1d(rounds, others, return_indices=True)
     late = common > min(member.run.done, plain.run.done) - last
-    return (values[mine] - base[its])[late]  # type: ignore[no-any-return]
-
+    return (values[mine] - base[its])[late]

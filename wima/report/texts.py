@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from wima.report.measure import Measure
 from wima.report.tables import PLAIN, Entry, Table
 
-DATA = (
-    "sheet,row,column,heading,seed,run,model,state,rounds_done,rounds,mean,deviation,jump,"
-    "forgetting,reached,evaluations,seeds,gain,gain_half,gain_basis,gain_count,paper,where,remark"
-).split(",")
+DATA = ["sheet", "row", "column", "heading", "seed", "run", "model", "state"]
+DATA += ["rounds_done", "rounds", "mean", "deviation", "jump", "forgetting", "reached"]
+DATA += ["evaluations", "seeds", "gain", "gain_half", "gain_basis", "gain_size"]
+DATA += ["paper", "where", "remark"]
 
 
 class Grid(NamedTuple):
@@ -192,7 +192,9 @@ def _data(table: Table) -> Iterator[list[Any]]:
         place = [table.sheet.name, entry.row, entry.column, entry.heading]
         for member in entry.members:
             run, numbers = member.run, member.score
-            facts = [run.path, member.model, run.state, run.done, run.settings.rounds] if run else []
+            facts = (
+                [run.path, member.model, run.state, run.done, run.settings.rounds] if run else []
+            )
             line = [*place, member.seed, *(facts or ["", member.model, "missing", "", ""])]
             line += list(numbers) if numbers else [""] * 6
             yield [_cell(item) for item in line] + [""] * (len(DATA) - len(line))

@@ -267,7 +267,7 @@ function ticks(from, to, log, count) {
   const rough = (to - from) / Math.max(count, 2);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((part) => part * power >= rough);
-  for (let i = Math.ceil(from / step); i * step <= to; i++) found.push(i * step);
+  for (let i = Math.ceil(from / step); i * step <= to && found.length < 100; i++) found.push(i * step);
   return found;
 }
 
