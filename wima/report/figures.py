@@ -1,4 +1,4 @@
-"""Curves as PNG and SVG: a colour per row, plain solid, averages dashed."""
+"""Curves as PNG and SVG: a colour per row (per model if there is one row), averages dashed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _figure(table: Table, column: str, measure: Measure) -> Any:
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "wima"
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()
     for entry in _entries(table, column):
         _plot(axes, table, entry, measure)
@@ -64,7 +64,8 @@ def _plot(axes: Any, table: Table, entry: Entry, measure: Measure) -> None:
     rows, averages = table.sheet.rows, [h for h in table.sheet.headings if h != PLAIN]
     plain = entry.heading == PLAIN
     dash = "-" if plain else DASHES[averages.index(entry.heading) % len(DASHES)]
-    style = {"color": COLOURS[rows.index(entry.row)], "linewidth": 0.8 if plain else 1.6}
+    tone = rows.index(entry.row) if len(rows) > 1 else table.sheet.headings.index(entry.heading)
+    style = {"color": COLOURS[tone % len(COLOURS)], "linewidth": 0.8 if plain else 1.6}
     label: str | None = f"{entry.row}, {entry.heading}"
     for member in entry.members:
         if member.run is None or member.score is None:
@@ -76,7 +77,9 @@ def _plot(axes: Any, table: Table, entry: Entry, measure: Measure) -> None:
 
 def _legend(figure: Any, axes: Any) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    short = [text if len(text) < 60 else text[:57] + "..." for text in labels]
-    legend = figure.legend(handles, short, loc="outside lower center", ncols=3, fontsize="small")
+    short = [text if len(text) <= 54 else f"{text[:24]} ... {text[-25:]}" for text in labels]
+    columns = 3 if max(map(len, short), default=0) <= 32 else 2
+    place = {"loc": "outside lower center", "ncols": columns, "fontsize": "small"}
+    legend = figure.legend(handles, short, **place)
     for text in legend.get_texts():
         text.set_parse_math(False)

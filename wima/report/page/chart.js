@@ -21,6 +21,7 @@ class Chart {
       onblur: () => this.select(null),
     });
     this.readout = el("output", { class: "readout", "aria-live": "polite" });
+    this.tell("");
     this.legend = new Legend(this);
     this.element = el("figure", { class: "chart" }, this.toolbar(),
       el("div", { class: "plot" }, this.canvas), this.readout, this.legend.element);
@@ -45,14 +46,13 @@ class Chart {
     });
     return el("div", { class: "controls" }, columns.length > 1 ? field("Curves of", column) : "",
       el("label", { class: "field" }, el("span", {}, "Smoothing"), smoothing, shown),
-      check("late", "Late rounds only"), check("logY", "Log scale"), check("logX", "Log rounds"));
+      check("late", `Last ${this.table.last} rounds`), check("logY", "Log scale"), check("logX", "Log rounds"));
   }
 
   /** The lines of the chosen column, smoothed. */
   load() {
     const { column, smoothing } = this.settings;
     this.cursor = null;
-    this.readout.textContent = "";
     this.lines = [];
     for (const entry of this.table.entries) {
       const [row, place, heading] = entry.at;
@@ -70,7 +70,11 @@ class Chart {
     this.draw();
   }
 
+  /** A colour per row; per model if there is but one row. */
+  tone(line) { return (this.table.rows.length > 1 ? line.row : line.heading) % PALETTE; }
+
   name(line) {
+    if (this.table.rows.length === 1) return this.table.headings[line.heading];
     return [this.table.rows[line.row], this.table.headings[line.heading]].filter(Boolean).join(", ");
   }
 
@@ -98,7 +102,7 @@ class Chart {
   range(lines) {
     let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const { x } of lines) x1 = Math.max(x1, x[x.length - 1]);
-    const from = this.settings.late ? x1 - 2 * this.table.last : -Infinity;
+    const from = this.settings.late ? x1 - this.table.last : -Infinity;
     for (const { x, y } of lines) {
       for (let i = 0; i < x.length; i++) {
         if (x[i] < from || !(this.settings.logY ? y[i] > 0 : !Number.isNaN(y[i]))) continue;
@@ -146,7 +150,7 @@ class Chart {
     const chosen = this.cursor && this.cursor.line.key;
     for (const line of lines) {
       context.globalAlpha = chosen && line.key !== chosen ? 0.35 : 1;
-      this.line(context, line, colours[line.row % PALETTE], line.key === chosen);
+      this.line(context, line, colours[this.tone(line)], line.key === chosen);
     }
     context.restore();
     if (this.cursor) this.mark(context, height, colours);
@@ -203,7 +207,7 @@ class Chart {
     context.lineTo(px, height - this.at.pad.bottom);
     context.stroke();
     context.setLineDash([]);
-    context.fillStyle = colours[line.row % PALETTE];
+    context.fillStyle = colours[this.tone(line)];
     context.beginPath();
     context.arc(px, py, 5, 0, 2 * Math.PI);
     context.fill();
@@ -226,10 +230,15 @@ class Chart {
   select(cursor) {
     this.cursor = cursor;
     this.draw();
-    if (!cursor) return;
+    if (!cursor) return this.tell("");
     const { line, index } = cursor;
     const value = Number.isNaN(line.y[index]) ? "not finite" : format(line.y[index]) + UNIT;
-    this.readout.textContent = `round ${line.x[index]} \u00b7 ${this.name(line)}, seed ${line.seed}: ${value}`;
+    return this.tell(`round ${line.x[index]} \u00b7 ${this.name(line)}, seed ${line.seed}: ${value}`);
+  }
+
+  tell(text) {
+    this.readout.textContent = text || "Point at a curve, or use the arrow keys.";
+    this.readout.classList.toggle("told", Boolean(text));
   }
 
   key(event) {

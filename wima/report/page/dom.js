@@ -15,7 +15,7 @@ function el(tag, attributes = {}, ...children) {
     else if (value === true) made.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
   return made;
 }
 
@@ -27,14 +27,15 @@ function format(value, signed = false, digits = MEASURE.digits) {
   return (negative ? "\u2212" : signed ? "+" : "") + text;
 }
 
-/** A difference with an arrow, a sign and a colour: blue is better, orange is worse. */
-function difference(value, what) {
+/** A difference with an arrow, a sign and a colour: blue is better, orange is worse, none unclear. */
+function difference(value, what, unclear = false) {
   const text = format(value, true);
   const good = value * MEASURE.sign;
   const none = Number(Math.abs(value).toFixed(MEASURE.digits)) === 0;
-  const kind = none ? "even" : good > 0 ? "better" : "worse";
+  const kind = unclear ? "unclear" : none ? "even" : good > 0 ? "better" : "worse";
   const arrow = none ? "=" : value > 0 ? "\u25b2" : "\u25bc";
-  const label = `${text}${UNIT}, ${none ? "equal to" : kind + " than"} ${what}`;
+  const told = unclear ? "not clearly better or worse than" : none ? "equal to" : `${kind} than`;
+  const label = `${text}${UNIT}, ${told} ${what}`;
   return el("span", { class: `difference ${kind}`, title: label },
     el("span", { "aria-hidden": "true" }, arrow), text, el("span", { class: "hidden" }, ` ${kind}`));
 }

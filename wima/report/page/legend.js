@@ -40,7 +40,7 @@ class Legend {
   chip(line) {
     const plain = this.chart.table.headings[line.heading] === "plain";
     const swatch = el("span", { class: plain ? "swatch" : "swatch dashed", "aria-hidden": "true" });
-    swatch.style.setProperty("color", `var(--c${line.row % PALETTE})`);
+    swatch.style.setProperty("color", `var(--c${this.chart.tone(line)})`);
     return el("button", {
       type: "button", class: "chip", "data-key": line.key, onclick: () => this.chart.toggle(line.key),
     }, swatch, this.chart.name(line));

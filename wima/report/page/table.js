@@ -26,6 +26,11 @@ function gainEnds([mean, half]) {
   return half === null ? "" : `[${format(mean - half, true)}, ${format(mean + half, true)}]`;
 }
 
+/** A gain; in no colour if its interval holds zero. */
+function gainMark([mean, half]) {
+  return difference(mean, "plain", half !== null && Math.abs(mean) <= half);
+}
+
 const hasPaper = (entry) => entry.paper !== undefined;
 const paperText = (entry) => (!hasPaper(entry) ? "" : entry.paper === null ? "N/A" : format(entry.paper));
 const toPaper = (entry) => (entry.paper === undefined || entry.paper === null || entry.mean === null
@@ -48,10 +53,10 @@ const DETAILS = [
   ["ours \u2212 paper", "the difference", toPaper,
     (e) => (toPaper(e) === null ? "" : difference(toPaper(e), "the paper"))],
   ["gain", "over plain, paired", (e) => e.gain && e.gain[0],
-    (e) => (e.gain && e.gain[0] !== null ? difference(e.gain[0], "plain") : "")],
+    (e) => (e.gain && e.gain[0] !== null ? gainMark(e.gain) : "")],
   ["95 % interval", "of the gain", (e) => e.gain && e.gain[1], (e) => (e.gain ? gainEnds(e.gain) : "")],
   ["from", "what the interval stands on: seeds, or the rounds of one run", (e) => e.gain && e.gain[3],
-    (e) => (e.gain && e.gain[1] !== null ? `${e.gain[3]} ${e.gain[2]}` : "")],
+    (e) => (e.gain && e.gain[1] !== null ? `${e.gain[3]} ${e.gain[2]}${e.gain[2] === "rounds" ? "*" : ""}` : "")],
   ["paper\u2019s gain", "the difference of the paper\u2019s two numbers", (e) => e.paperGain,
     (e) => format(e.paperGain, true)],
   ["deviation", "standard deviation from round to round, over the last rounds", (e) => e.jitter,
@@ -81,7 +86,7 @@ class TableView {
       table.columns.map((text, i) => el("option", { value: i }, `${text}, in detail`)));
     this.controls = el("div", { class: "controls" }, table.columns.length > 1 ? field("Show", choice) : "",
       table.rows.length > 15 ? this.search : "");
-    this.element = el("div", { class: "table" }, this.controls, this.scroll, this.more);
+    this.element = el("div", { class: "table" }, this.controls, this.scroll, this.more, this.note());
     this.byPlace = new Map(table.entries.map((entry) => [entry.at.join("/"), entry]));
     this.fill();
   }
@@ -93,6 +98,16 @@ class TableView {
     this.scroll.replaceChildren(filled);
     this.more.hidden = rows.length <= this.limit;
     this.more.textContent = `Show all ${rows.length} rows`;
+  }
+
+  /** How to read it. */
+  note() {
+    const gains = this.table.entries.filter((entry) => entry.gain);
+    const single = gains.some((entry) => entry.gain[2] === "rounds");
+    return el("p", { class: "rest" }, "\u00b1 behind a level: deviation over seeds.",
+      gains.length ? " Gain: over plain, with its 95 % interval; in grey if that holds zero." : "",
+      single ? " * One seed: the interval is from the rounds of that run." : "",
+      " A number opens its runs.");
   }
 
   caption() {
@@ -109,7 +124,7 @@ class TableView {
     const names = el("tr", {}, el("td"), used.map((headings) => headings.map((h, i) => el("th", {
       scope: "col", class: i ? "" : "first" }, table.headings[h]))));
     const body = rows.slice(0, this.limit).map((row) => el("tr", {},
-      el("th", { scope: "row" }, table.rows[row]),
+      el("th", { scope: "row" }, el("span", {}, table.rows[row])),
       used.map((headings, c) => headings.map((h, i) => el("td", { class: i ? "" : "first" },
         this.cell(this.byPlace.get(`${row}/${c}/${h}`)))))));
     return el("table", { class: "overview" }, this.caption(), el("thead", {}, top, names), el("tbody", {}, body));
@@ -122,15 +137,14 @@ class TableView {
     if (entry.gain && entry.gain[0] !== null) {
       const half = entry.gain[1] === null ? "" : ` \u00b1 ${format(entry.gain[1])}`;
       const star = entry.gain[2] === "rounds" && half ? "*" : "";
-      lines.push(el("div", { class: "sub" }, "gain ", difference(entry.gain[0], "plain"), half + star));
+      lines.push(el("div", { class: "sub" }, "gain ", gainMark(entry.gain), half + star));
     }
     if (hasPaper(entry)) {
       const away = toPaper(entry);
       lines.push(el("div", { class: "sub" }, `paper ${paperText(entry)} `,
         away === null ? "" : difference(away, "the paper")));
     }
-    if (entry.seeds !== 1 || entry.members.length !== 1) lines.push(el("div", { class: "sub" }, entry.basis));
-    return lines;
+    return [...lines, el("div", { class: "sub" }, entry.basis)];
   }
 
   details(rows) {
@@ -147,9 +161,11 @@ class TableView {
     const head = el("tr", {}, el("th", { scope: "col" }, table.rows.length > 1 ? "row" : ""),
       el("th", { scope: "col" }, "model"), columns.map((i) => this.header(i)));
     const body = shown.map((entry, i) => {
-      const again = !this.sort && i && shown[i - 1].at[0] === entry.at[0];
+      const row = entry.at[0];
+      const again = !this.sort && i && shown[i - 1].at[0] === row;
+      const span = this.sort ? 1 : shown.filter((other) => other.at[0] === row).length;
       return el("tr", { class: again ? "again" : "" },
-        el("th", { scope: "row" }, el("span", { class: again ? "hidden" : "" }, table.rows[entry.at[0]])),
+        again ? "" : el("th", { scope: span > 1 ? "rowgroup" : "row", rowspan: span }, el("span", {}, table.rows[row])),
         el("td", { class: "model" }, table.headings[entry.at[2]]),
         columns.map((c) => el("td", {}, DETAILS[c][3](entry, table))));
     });
