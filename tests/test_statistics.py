@@ -168,7 +168,7 @@ def naive_coverage(memory: float, length: int = 100, count: int = 4000) -> float
     return float(np.mean(np.abs(series.mean(axis=1)) <= half))
 
 
-@pytest.mark.parametrize(("memory", "least"), [(0.0, 0.94), (0.5, 0.93), (0.8, 0.9)])
+@pytest.mark.parametrize(("memory", "least"), [(0.0, 0.94), (0.5, 0.935), (0.8, 0.915)])
 def test_interval_from_one_run_covers_correlated_rounds(memory, least):
     found = coverage(memory)
     assert least <= found <= 0.96
