@@ -71,7 +71,8 @@ def payload(
     tables: Sequence[Table], omitted: Sequence[Omitted], measure: Measure
 ) -> dict[str, Any]:
     """All that the page shows, as JSON has it."""
-    runs = list({id(run): run for table in tables for run in table.runs()}.values())
+    shown = {id(run): run for table in tables for run in table.runs()}
+    runs = sorted(shown.values(), key=lambda run: str(run.path))
     number = {id(run): i for i, run in enumerate(runs)}
     curves = sum(len(run.curves) for run in runs)
     points = min(MOST, max(LEAST, BUDGET // max(curves, 1)))
