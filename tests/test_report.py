@@ -393,6 +393,24 @@ def test_a_name_that_is_no_text_is_written_all_the_same(tmp_path):
     assert data_of(tmp_path / "out")["runs"][0]["name"] == str(odd)
 
 
+def test_a_sheet_with_names_that_no_font_has_is_drawn(tmp_path):
+    write_run(tmp_path / "in" / "run", {"rounds": ROUNDS}, curves(0))
+    cell = Cell("行 \ud800", "$\x01^", 0, "run", {"plain": "plain"})
+    names = {"rows": [cell.row], "columns": [cell.column], "headings": ["plain"]}
+    write_sheet(make_sheet([cell], title="_$\ud800", **names), tmp_path / "in")
+    write_report([tmp_path / "in"], tmp_path / "out")
+    ElementTree.parse(tmp_path / "out" / "figures" / "sota.svg")
+    assert data_of(tmp_path / "out")["tables"][0]["rows"] == [cell.row]
+
+
+def test_a_sheet_of_which_no_run_is_there_is_refused(tmp_path):
+    cell = Cell("a", "b", 0, "run", {"plain": "plain"})
+    names = {"rows": ["a"], "columns": ["b"], "headings": ["plain"]}
+    write_sheet(make_sheet([cell], **names), tmp_path / "in")
+    with pytest.raises(UsageError, match="no runs"):
+        write_report([tmp_path / "in"], tmp_path / "out")
+
+
 def test_a_diverged_seed_makes_the_mean_not_available(tmp_path):
     for seed, state in ((0, "done"), (1, "diverged")):
         write_run(tmp_path / "in" / str(seed), {"rounds": ROUNDS, "seed": seed}, curves(0), state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,22 @@ def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
     for number, column in enumerate(columns, 1):
         stem = table.slug if len(columns) == 1 else f"{table.slug}-{number}"
         figure = _figure(table, column, measure)
-        for ending in ("png", "svg"):
-            # No date and no random names in it: the same runs give the same file.
-            date = {"Date": None} if ending == "svg" else {}
-            figure.savefig(folder / f"{stem}.{ending}", dpi=120, metadata=date)
-            names.append(f"{stem}.{ending}")
+        names += [_save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
     return names
+
+
+def _save(figure: Any, path: Path) -> str:
+    """Without date and random names: the same runs give the same file."""
+    date = {"Date": None} if path.suffix == ".svg" else {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
+        figure.savefig(path, dpi=120, metadata=date)
+    return path.name
+
+
+def _printable(text: str) -> str:
+    """Text that an SVG file can hold."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _entries(table: Table, column: str) -> list[Entry]:
@@ -47,7 +58,7 @@ def _figure(table: Table, column: str, measure: Measure) -> Any:
     axes = figure.add_subplot()
     for entry in _entries(table, column):
         _plot(axes, table, entry, measure)
-    title = " · ".join(text for text in (table.sheet.title, column) if text)
+    title = _printable(" · ".join(text for text in (table.sheet.title, column) if text))
     hidden = len(table.sheet.rows) - len(COLOURS)
     axes.set_title(
         title + (f" (first {len(COLOURS)} rows)" if hidden > 0 else ""), parse_math=False
@@ -66,7 +77,7 @@ def _plot(axes: Any, table: Table, entry: Entry, measure: Measure) -> None:
     dash = "-" if plain else DASHES[averages.index(entry.heading) % len(DASHES)]
     tone = rows.index(entry.row) if len(rows) > 1 else table.sheet.headings.index(entry.heading)
     style = {"color": COLOURS[tone % len(COLOURS)], "linewidth": 0.8 if plain else 1.6}
-    label: str | None = f"{entry.row}, {entry.heading}"
+    label: str | None = _printable(f"{entry.row}, {entry.heading}")
     for member in entry.members:
         if member.run is None or member.score is None:
             continue

@@ -41,7 +41,7 @@ def write_report(
     check_measure(measure)
     check_out(out, force)
     found = gather(paths, measure.metric)
-    if not found.runs and not found.sheets:
+    if not found.runs:
         reasons = "\n".join(f"  {item.path}: {item.reason}" for item in found.omitted[:10])
         raise UsageError(f"There are no runs to report on.\n{reasons}")
     tables, repeats = make_tables(found, measure)

@@ -5,7 +5,8 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const MEASURE = DATA.measure;
 const UNIT = MEASURE.share ? " %" : "";
 const PALETTE = 12; // colours --c0 ... --c11 in page.css
-const AT_ONCE = 100; // lines of a long table that are shown before one asks for more
+const RUNS_AT_ONCE = 100; // before one asks for more
+const ROWS_AT_ONCE = 25;
 
 /** An element; attributes that start with "on" are listeners, children are elements or texts. */
 function el(tag, attributes = {}, ...children) {
@@ -79,13 +80,16 @@ function smoothed(curve, window) {
   return { x, y: out };
 }
 
-/** The colour of a custom property, as the canvas takes it. */
+/** The colour of a custom property, as the canvas takes it; kept until the theme changes. */
+const COLOURS = new Map();
 function colour(name) {
+  if (COLOURS.has(name)) return COLOURS.get(name);
   const probe = el("span", { class: "hidden" });
   probe.style.color = `var(${name})`;
   document.body.append(probe);
   const found = getComputedStyle(probe).color;
   probe.remove();
+  COLOURS.set(name, found);
   return found;
 }
 

@@ -85,6 +85,7 @@ function summary() {
 function setTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
+  COLOURS.clear();
   charts.forEach((chart) => chart.paint());
 }
 

@@ -77,7 +77,7 @@ function openEntry(table, entry) {
 
 /** The section with all runs. */
 function runsSection() {
-  let limit = AT_ONCE;
+  let limit = RUNS_AT_ONCE;
   const body = el("tbody");
   const count = el("span", { class: "count", "aria-live": "polite" });
   const more = el("button", { type: "button", onclick: () => { limit = Infinity; fill(); } });

@@ -73,7 +73,7 @@ class TableView {
   constructor(table) {
     this.table = table;
     this.column = table.columns.length > 1 ? -1 : 0; // -1: all
-    this.limit = AT_ONCE;
+    this.limit = ROWS_AT_ONCE;
     this.sort = null; // [index of DETAILS, direction]
     this.scroll = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title });
     this.more = el("button", { type: "button", onclick: () => { this.limit = Infinity; this.fill(); } });
