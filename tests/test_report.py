@@ -419,6 +419,30 @@ def test_a_diverged_seed_makes_the_mean_not_available(tmp_path):
     assert (entry["text"], entry["basis"], entry["mean"]) == ("N/A", "1 of 2 diverged", None)
 
 
+def test_a_done_run_without_the_model_or_late_evaluations_has_no_number(tmp_path):
+    early = {"plain": curves(0)["plain"], "wima10": np.full(3, 0.5)}  # evaluated in three rounds
+    write_run(tmp_path / "in" / "run", {"rounds": ROUNDS}, early)
+    cell = Cell("a", "b", 0, "run", {"plain": "plain", "early": "wima10", "never": "wima99"})
+    names = {"rows": ["a"], "columns": ["b"], "headings": ["plain", "early", "never"]}
+    write_sheet(make_sheet([cell], **names), tmp_path / "in")
+    write_report([tmp_path / "in"], tmp_path / "out")
+    states = [place(tmp_path / "out", "a", "b", h)["state"] for h in names["headings"]]
+    assert states == ["done", "-", "-"]
+
+
+def test_a_run_that_diverged_at_once_is_not_available(tmp_path):
+    write_run(tmp_path / "in" / "run", {"rounds": ROUNDS}, {}, "diverged")
+    write_report([tmp_path / "in"], tmp_path / "out")
+    assert place(tmp_path / "out", "fedavg on digits", "", "plain")["state"] == "N/A"
+
+
+def test_a_run_whose_last_values_are_not_finite_is_not_available(tmp_path):
+    broken = np.where(np.arange(ROUNDS) == ROUNDS - 3, np.nan, 0.5)
+    write_run(tmp_path / "in" / "run", {"rounds": ROUNDS}, {"plain": broken})
+    write_report([tmp_path / "in"], tmp_path / "out")
+    assert place(tmp_path / "out", "fedavg on digits", "", "plain")["state"] == "N/A"
+
+
 def test_several_cells_may_share_a_run(tmp_path):
     made = curves(0)
     write_run(tmp_path / "run", {"rounds": ROUNDS}, {**made, "wima20": made["wima10"] + 0.01})

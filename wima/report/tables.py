@@ -41,9 +41,11 @@ class Member(NamedTuple):
 
     @property
     def diverged(self) -> bool:
-        if self.run is None or self.score is None:
-            return False
-        return self.run.state == "diverged" or (self.run.state == "done" and not self.counts)
+        """Whether the run ended so, or its last values are not all finite."""
+        if self.run is None or self.run.state == "diverged":
+            return self.run is not None
+        late = self.score is not None and self.score.evaluations > 0
+        return self.run.state == "done" and late and not self.counts
 
 
 class Entry(NamedTuple):
@@ -70,7 +72,7 @@ class Entry(NamedTuple):
             return ""
         if any(member.diverged for member in self.members):
             return "N/A"
-        runs = [member.run for member in self.members if member.run is not None]
+        runs = [m.run for m in self.members if m.run is not None and m.run.state != "done"]
         return max(runs, key=lambda run: run.done).progress if runs else "-"
 
     @property
