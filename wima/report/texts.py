@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import isnan
 from typing import Any, NamedTuple
 
@@ -59,8 +59,8 @@ def _long(table: Table, measure: Measure) -> Grid:
             if not any(entries):
                 continue
             lines.append([row, heading, *(value(e, measure) for e in entries), _seeds(entries)])
-            if heading != PLAIN:
-                gains = [gain(table, entry, measure) for entry in entries]
+            gains = [gain(table, entry, measure) for entry in entries]
+            if any(gains):
                 lines.append([row, f"gain of {heading}", *gains, ""])
     return Grid(2, ["", "", *sheet.columns, "seeds"], lines)
 
@@ -96,9 +96,11 @@ def paper_gain(table: Table, entry: Entry) -> float | None:
     return None if own is None or base is None else own - base
 
 
-def _seeds(entries: Iterable[Entry | None]) -> str:
-    """The seeds of a line; all the different answers if its places differ."""
-    return ", ".join(dict.fromkeys(entry.basis for entry in entries if entry is not None))
+def _seeds(entries: Collection[Entry | None]) -> str:
+    """The seeds of a line: one answer if its places agree, else one for each, in order."""
+    answers = [entry.basis if entry else "none" for entry in entries]
+    filled = {entry.basis for entry in entries if entry}
+    return filled.pop() if len(filled) == 1 else " / ".join(answers)
 
 
 def notes(table: Table, measure: Measure) -> list[str]:
@@ -113,8 +115,8 @@ def notes(table: Table, measure: Measure) -> list[str]:
         told.append("Gain: over plain, paired, with its 95 % interval.")
     if "rounds" in bases:
         told.append("* One seed: the interval is from the rounds of that run (batch means).")
-    told += [text for text in (sheet.note, f"Command: {sheet.command}") if sheet.command]
-    return told
+    told += [sheet.note] if sheet.note else []
+    return told + ([f"Command: {sheet.command}"] if sheet.command else [])
 
 
 def markdown(table: Table, measure: Measure) -> str:
