@@ -108,6 +108,27 @@ def track(
         print(line)
 
 
+@app.command()
+def report(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    metric: Annotated[str, typer.Option(help="The metric of the records.")] = "accuracy",
+    last: Annotated[int | None, typer.Option(help="Rounds a number is the mean of.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Count the rounds to this value, for example 0.8.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace an earlier report.")] = False,
+) -> None:
+    """Tables, figures and one page of runs, beside the paper's numbers where it has some."""
+    from wima.report.measure import Measure
+    from wima.report.write import write_report
+
+    done = write_report(paths, out, Measure(metric, last, target), force)
+    for item in done.omitted:
+        print(f"Left out {item.path}: {item.reason}", file=sys.stderr)
+    print(f"{done.runs} runs, {len(done.tables)} tables. Open {out / 'index.html'}")
+
+
 @app.command("list")
 def list_(
     kind: Annotated[

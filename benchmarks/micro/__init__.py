@@ -22,6 +22,7 @@ MICRO: dict[str, Callable[[int], dict[str, Any]]] = {
         "storage",
         "average_files",
         "loop",
+        "report",
     )
 }
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wima.report.statistics import LAST, Curve, score
 from wima.runs import Run
-
-LAST = 100  # rounds; the paper's tables average over the last 100
 
 
 class Row(NamedTuple):
@@ -27,8 +26,8 @@ def summarize(run: Run, metric: str = "accuracy", last: int = LAST) -> list[Row]
     end = run.status["done"]
     for model in run.models:
         rounds, values = run.curve(model, metric)
-        late = [v for t, v in zip(rounds, values, strict=True) if t > end - last]
-        rows.append(Row(model, float(np.mean(late)), float(np.std(late)), len(late)))
+        numbers = score(Curve(np.array(rounds), np.array(values)), end, last)
+        rows.append(Row(model, numbers.mean, numbers.deviation, numbers.evaluations))
     return rows
 
 

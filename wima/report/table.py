@@ -9,7 +9,8 @@ from rich.table import Table
 
 from wima.errors import UsageError, check
 from wima.lock import is_running
-from wima.report.summary import LAST, Row
+from wima.report.statistics import LAST
+from wima.report.summary import Row
 from wima.runs import Run, read_run
 
 
@@ -37,14 +38,14 @@ def runs_table(folder: Path) -> Table:
     for path in sorted(p for p in folder.iterdir() if (p / "status.json").exists()):
         try:
             run = read_run(path)
-            cells = (_state(run), f"{len(run.records)}/{run.settings.rounds}", *_best(run))
+            cells = (state_of(run), f"{len(run.records)}/{run.settings.rounds}", *_best(run))
         except (UsageError, KeyError, TypeError) as error:
             cells = ("unreadable", str(error).splitlines()[0][:60], "", "")
         table.add_row(path.name, *cells)
     return table
 
 
-def _state(run: Run) -> str:
+def state_of(run: Run) -> str:
     """The state that the folder tells, unless its process is gone."""
     state = str(run.status["state"])
     return "interrupted" if state == "running" and not is_running(run.path) else state

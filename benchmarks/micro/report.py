@@ -1,0 +1,127 @@
+"""What a report over many runs takes: time, memory, and the size of its page."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.drive import ROOT
+from benchmarks.micro import micro_result
+from benchmarks.report import number
+from wima.config import make_settings
+
+RUNS, ROUNDS, SEEDS, DISTINCT = 500, 400, 5, 20
+MODELS = ("plain", "wima10", "wima50")
+
+
+def measure(turns: int) -> dict[str, Any]:
+    """A report in a process of its own, each time."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_runs(folder / "runs")
+        answers = [_alone(folder, turn) for turn in range(turns)]
+    seconds = [answer["seconds"] for answer in answers]
+    peak, size = (f"{max(answer[key] for answer in answers) / 1e6:.1f}" for key in ("peak", "page"))
+    row = [f"{RUNS} runs, {ROUNDS} rounds, {len(MODELS)} models"]
+    row += [number(min(seconds)), number(median(seconds)), peak, size]
+    columns = ["what", "best, s", "median, s", "peak memory, MB", "page, MB"]
+    table = {"columns": columns, "rows": [row]}
+    text = f"`wima report` over made-up run folders, {turns} times, from start to end."
+    return micro_result("report", "Reports", text, [table])
+
+
+def _alone(folder: Path, turn: int) -> dict[str, float]:
+    command = [sys.executable, "-m", __name__, str(folder / "runs"), str(folder / f"out{turn}")]
+    begin = time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    seconds = time.perf_counter() - begin
+    return {"seconds": seconds, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def write_runs(folder: Path, count: int = RUNS, rounds: int = ROUNDS) -> None:
+    """Runs with different learning rates and seeds, each with a noisy and two smoother curves.
+
+    After the first few, the records come again: writing them takes longer than the report.
+    """
+    for i in range(count):
+        settings = {"rounds": rounds, "lr": round(0.01 * (1 + i // SEEDS), 4), "seed": i % SEEDS}
+        path = folder / f"run-{i:04d}"
+        if i >= DISTINCT:
+            shutil.copytree(folder / f"run-{i % DISTINCT:04d}", path)
+            text = make_settings({"averagers": [], **settings}).to_toml()
+            (path / "settings.toml").write_text(text, encoding="utf-8")
+            continue
+        rng = np.random.default_rng([i])
+        rise = 0.9 - 0.8 * np.exp(-np.arange(rounds) / 60)
+        plain = np.clip(rise + 0.05 * rng.normal(size=rounds), 0, 1)
+        curves = {model: moving_mean(plain, int(model[4:])) for model in MODELS[1:]}
+        curves = {"plain": plain, **curves}
+        write_run(path, settings, curves)
+
+
+def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean of the last values at each place."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)
+
+
+def write_run(
+    path: Path, settings: dict[str, Any], curves: dict[str, np.ndarray], state: str = "done"
+) -> Path:
+    """A run folder as a run writes it, with these accuracies."""
+    made = make_settings({"averagers": [], **settings})
+    path.mkdir(parents=True)
+    (path / "settings.toml").write_text(made.to_toml(), encoding="utf-8")
+    (path / "environment.json").write_text(_environment(), encoding="utf-8")
+    done = max((len(values) for values in curves.values()), default=0)
+    status = {"state": state, "done": done, "rounds": made.rounds, "reason": ""}
+    (path / "status.json").write_text(json.dumps(status), encoding="utf-8")
+    records, times = [], []
+    for t in range(1, done + 1):
+        known = {model: values for model, values in curves.items() if t <= len(values)}
+        metrics = {model: _metrics(float(values[t - 1])) for model, values in known.items()}
+        cohort = [(7 * t + k) % 100 for k in range(made.clients_per_round)]
+        records.append({"t": t, "cohort": cohort, "lr": made.lr, "metrics": metrics})
+        times.append({"t": t, "seconds": 0.25})
+    for name, lines in (("records.jsonl", records), ("times.jsonl", times)):
+        (path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _metrics(accuracy: float) -> dict[str, float | None]:
+    """Null where it is not finite, as runs write it."""
+    fine = np.isfinite(accuracy)
+    return {"accuracy": accuracy if fine else None, "loss": 2 - 2 * accuracy if fine else None}
+
+
+@cache
+def _environment() -> str:
+    from wima.runs import environment
+
+    return json.dumps({**environment(), "engine": "serial", "clients": 100})
+
+
+def main(runs: str, out: str) -> None:
+    from wima.report.write import write_report
+
+    write_report([Path(runs)], Path(out))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    page = (Path(out) / "index.html").stat().st_size
+    print(json.dumps({"peak": peak, "page": page}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

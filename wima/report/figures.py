@@ -1,0 +1,96 @@
+"""Curves as PNG and SVG: a colour per row (per model if there is one row), averages dashed."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from wima.report.measure import Measure
+from wima.report.statistics import thinned
+from wima.report.tables import PLAIN, Entry, Table
+
+# Far apart for colour-blind readers too, as far as twelve can be; the page has the same.
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3399cc"]
+COLOURS += ["#b2182b", "#4b3fa7", "#6b7a1e", "#8c564b", "#117777", "#666666"]
+DASHES: list[Any] = ["--", ":", "-.", (0, (8, 2, 2, 2, 2, 2)), (0, (1, 3))]  # of averages
+POINTS = 2000  # of a curve; more than a picture can show
+
+
+def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
+    """A figure for each column that has curves; the names of the files."""
+    names = []
+    columns = [c for c in table.sheet.columns if _entries(table, c)]
+    for number, column in enumerate(columns, 1):
+        stem = table.slug if len(columns) == 1 else f"{table.slug}-{number}"
+        figure = _figure(table, column, measure)
+        names += [_save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
+    return names
+
+
+def _save(figure: Any, path: Path) -> str:
+    """Without date and random names: the same runs give the same file."""
+    date = {"Date": None} if path.suffix == ".svg" else {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
+        figure.savefig(path, dpi=120, metadata=date)
+    return path.name
+
+
+def _printable(text: str) -> str:
+    """Text that an SVG file can hold."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _entries(table: Table, column: str) -> list[Entry]:
+    """The places of a column with a curve to draw, of the first twelve rows."""
+    rows = table.sheet.rows[: len(COLOURS)]
+    places = [table.entry(row, column, h) for row in rows for h in table.sheet.headings]
+    return [entry for entry in places if entry and any(m.score for m in entry.members)]
+
+
+def _figure(table: Table, column: str, measure: Measure) -> Any:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "wima"
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.add_subplot()
+    for entry in _entries(table, column):
+        _plot(axes, table, entry, measure)
+    title = _printable(" · ".join(text for text in (table.sheet.title, column) if text))
+    hidden = len(table.sheet.rows) - len(COLOURS)
+    axes.set_title(
+        title + (f" (first {len(COLOURS)} rows)" if hidden > 0 else ""), parse_math=False
+    )
+    axes.set_xlabel("round")
+    axes.set_ylabel(measure.title)
+    axes.grid(alpha=0.3)
+    _legend(figure, axes)
+    return figure
+
+
+def _plot(axes: Any, table: Table, entry: Entry, measure: Measure) -> None:
+    """The curves of one place, a line per seed; the first carries the name."""
+    rows, averages = table.sheet.rows, [h for h in table.sheet.headings if h != PLAIN]
+    plain = entry.heading == PLAIN
+    dash = "-" if plain else DASHES[averages.index(entry.heading) % len(DASHES)]
+    tone = rows.index(entry.row) if len(rows) > 1 else table.sheet.headings.index(entry.heading)
+    style = {"color": COLOURS[tone % len(COLOURS)], "linewidth": 0.8 if plain else 1.6}
+    label: str | None = _printable(f"{entry.row}, {entry.heading}")
+    for member in entry.members:
+        if member.run is None or member.score is None:
+            continue
+        curve = thinned(member.run.curves[member.model], POINTS)
+        axes.plot(curve.rounds, measure.factor * curve.values, ls=dash, label=label, **style)
+        label = None
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    short = [text if len(text) <= 54 else f"{text[:24]} ... {text[-25:]}" for text in labels]
+    columns = 3 if max(map(len, short), default=0) <= 32 else 2
+    place = {"loc": "outside lower center", "ncols": columns, "fontsize": "small"}
+    legend = figure.legend(handles, short, **place)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

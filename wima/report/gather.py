@@ -1,0 +1,160 @@
+"""Runs and sheets in folders, as reports need them; what cannot be used is named with reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wima.config import Settings
+from wima.errors import UsageError
+from wima.experiments.sheet import SUFFIX, Sheet, read_sheet
+from wima.report.statistics import Curve
+from wima.report.table import state_of
+from wima.runs import Run, read_run
+
+MARKER = ".wima-report"  # in the folder of a report
+SIGNS = ("settings.toml", "records.jsonl", "status.json")  # any of them: meant to be a run
+
+
+class Trace(NamedTuple):
+    """What a report needs of a run."""
+
+    path: Path  # as it was found
+    settings: Settings
+    state: str
+    reason: str  # why it ended, if not well
+    done: int  # rounds
+    environment: dict[str, Any]
+    seconds: float | None  # of all its rounds
+    curves: dict[str, Curve]  # by model, "plain" first
+
+    @property
+    def progress(self) -> str:
+        return f"{self.done}/{self.settings.rounds} rounds"
+
+
+class Omitted(NamedTuple):
+    """A folder or file that is not in the report."""
+
+    path: str
+    reason: str
+
+
+class Found(NamedTuple):
+    """All that a report is made of.  Keys are resolved paths, so that nothing is there twice."""
+
+    runs: dict[Path, Trace]
+    sheets: dict[Path, Sheet]
+    omitted: list[Omitted]
+
+
+def gather(paths: Sequence[Path], metric: str) -> Found:
+    """Read every run and sheet at these paths and below them."""
+    found = Found({}, {}, [])
+    seen: set[Path] = set()
+    for path in paths:
+        if not path.exists():
+            found.omitted.append(Omitted(str(path), "it does not exist"))
+        elif not path.is_dir():
+            _add_sheet(path, found)
+            for run in _runs_of(path, found):
+                _add_run(run, metric, found)
+        elif not _walk(path, metric, found, seen):
+            found.omitted.append(Omitted(str(path), "no run folder, and none below it"))
+    return found
+
+
+def _walk(folder: Path, metric: str, found: Found, seen: set[Path]) -> bool:
+    """Take in a folder; whether anything in it was meant for us."""
+    place = folder.resolve()
+    if place in seen:
+        return True
+    seen.add(place)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        names = {entry.name for entry in entries}
+        folders = [Path(e.path) for e in entries if e.is_dir() and not e.name.startswith(".")]
+    except OSError as error:
+        found.omitted.append(Omitted(str(folder), f"cannot be read: {error.strerror}"))
+        return True
+    if MARKER in names:
+        return True  # an earlier report
+    if names.intersection(SIGNS):
+        _add_run(folder, metric, found)
+        return True
+    sheets = [folder / name for name in sorted(names) if name.endswith(SUFFIX)]
+    for sheet in sheets:
+        _add_sheet(sheet, found)
+    told = {child: _walk(child, metric, found, seen) for child in folders}
+    if not any(told.values()) and not sheets:
+        return False  # told by the caller, as a whole
+    strangers = [child for child, ours in told.items() if not ours]
+    found.omitted.extend(Omitted(str(child), "not a run folder") for child in strangers)
+    return True
+
+
+def _add_sheet(path: Path, found: Found) -> None:
+    try:
+        found.sheets[path.resolve()] = read_sheet(path)
+    except UsageError as error:
+        found.omitted.append(Omitted(str(path), _one_line(error)))
+
+
+def _runs_of(sheet: Path, found: Found) -> Iterator[Path]:
+    """The folders of the runs that a sheet names, those that are there."""
+    known = found.sheets.get(sheet.resolve())
+    names = dict.fromkeys(cell.run for cell in known.cells) if known else {}
+    yield from (sheet.parent / name for name in names if (sheet.parent / name).is_dir())
+
+
+def _add_run(path: Path, metric: str, found: Found) -> None:
+    place = path.resolve()
+    if place in found.runs:
+        return
+    try:
+        found.runs[place] = _trace(read_run(path), metric)
+    except (UsageError, OSError) as error:
+        found.omitted.append(Omitted(str(path), _one_line(error)))
+
+
+def _trace(run: Run, metric: str) -> Trace:
+    """The curves and facts of a run; a run without the metric is refused."""
+    try:
+        curves = {model: _curve(run, model, metric) for model in run.models}
+    except KeyError:
+        names = ", ".join(next(m for r in run.records for m in r["metrics"].values())) or "none"
+        raise UsageError(f"not every record has the metric {metric!r}; it has {names}") from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UsageError(f"its records are damaged: {error}") from None
+    done = run.records[-1]["t"] if run.records else 0
+    reason = str(run.status.get("reason") or "")
+    facts = (run.settings, state_of(run), reason, done, run.environment, _seconds(run.path))
+    return Trace(run.path, *facts, curves)
+
+
+def _curve(run: Run, model: str, metric: str) -> Curve:
+    rounds, values = run.curve(model, metric)
+    curve = Curve(np.array(rounds, np.int64), np.array(values, np.float64))
+    if np.any(np.diff(curve.rounds) <= 0):
+        raise ValueError("the rounds are not in order")
+    curve.values[~np.isfinite(curve.values)] = np.nan
+    return curve
+
+
+def _seconds(path: Path) -> float | None:
+    """What the rounds took together, if that was written down."""
+    try:
+        lines = (path / "times.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+        times = json.loads(f"[{','.join(lines)}]")  # at once: a third of the time
+        return float(sum(time["seconds"] for time in times)) if times else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

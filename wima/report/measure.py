@@ -1,0 +1,61 @@
+"""What is measured, over which rounds, and how its numbers are written."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import NamedTuple
+
+from wima.report.statistics import Interval
+
+MINUS = "\N{MINUS SIGN}"
+
+
+class Measure(NamedTuple):
+    """A metric of the records; an accuracy is shown in percent."""
+
+    metric: str = "accuracy"
+    last: int | None = None  # rounds that a number is the mean of; None: as the sheet says, or 100
+    target: float | None = None  # of the metric, as recorded
+
+    @property
+    def is_share(self) -> bool:
+        return self.metric == "accuracy"
+
+    @property
+    def factor(self) -> int:
+        """From what is recorded to what is shown."""
+        return 100 if self.is_share else 1
+
+    @property
+    def digits(self) -> int:
+        return 2 if self.is_share else 4
+
+    @property
+    def title(self) -> str:
+        return f"test {self.metric}" + (", %" if self.is_share else "")
+
+    @property
+    def sign(self) -> int:
+        """-1 if less is better."""
+        return -1 if "loss" in self.metric or "error" in self.metric else 1
+
+    def number(self, value: float, signed: bool = False) -> str:
+        """A recorded value as text; empty for NaN."""
+        if isnan(value):
+            return ""
+        text = f"{self.factor * value:{'+' if signed else ''}.{self.digits}f}"
+        return text.replace("-", MINUS)
+
+    def spread(self, mean: float, deviation: float) -> str:
+        """A mean, with its deviation if there is one."""
+        second = self.number(deviation)
+        return self.number(mean) + (f" ± {second}" if second else "")
+
+    def interval(self, gain: Interval) -> str:
+        """A gain with the ends of its interval; * marks one that comes from a single run."""
+        mean = self.number(gain.mean, signed=True)
+        if isnan(gain.half):
+            return mean
+        ends = (gain.mean - gain.half, gain.mean + gain.half)
+        low, high = (self.number(end, signed=True) for end in ends)
+        return f"{mean} [{low}, {high}]" + ("*" if gain.basis == "rounds" else "")

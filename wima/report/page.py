@@ -1,0 +1,184 @@
+"""The report as one HTML page that needs nothing but itself.
+
+The files in page/ are put into one; the data are JSON inside it, drawn by page/*.js.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from html import escape
+from math import isfinite, isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wima.report.gather import Omitted, Trace
+from wima.report.measure import Measure
+from wima.report.statistics import Curve, thinned
+from wima.report.tables import Entry, Table
+from wima.report.texts import paper_gain
+
+FOLDER = Path(__file__).parent / "page"
+SCRIPTS = ("dom.js", "chart.js", "legend.js", "table.js", "runs.js", "page.js")
+BUDGET = 1_200_000  # points of all curves together, which make about 6 MB
+LEAST, MOST = 60, 1000  # points of one curve
+OWN = ("started", "engine", "threads", "workers", "clients")  # of each run, not of its machine
+
+
+def page(
+    tables: Sequence[Table],
+    omitted: Sequence[Omitted],
+    measure: Measure,
+    facts: dict[str, Any],
+    files: dict[str, list[str]],
+) -> str:
+    """The page of these tables.  files: slug -> what else was written of a table."""
+    data = payload(tables, omitted, measure)
+    data |= {"facts": facts, "files": files}
+    style = (FOLDER / "page.css").read_text(encoding="utf-8")
+    script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    parts = {
+        "title": escape(str(facts["title"])),
+        "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
+        "style": style,
+        "script": script,
+        "data": _inside_html(data),
+    }
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _hash(text: str) -> str:
+    """What lets this script or style run, and no other that got into the page."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _inside_html(data: Any) -> str:
+    """JSON in which nothing can end the script element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for char in "<>&":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text
+
+
+def payload(
+    tables: Sequence[Table], omitted: Sequence[Omitted], measure: Measure
+) -> dict[str, Any]:
+    """All that the page shows, as JSON has it."""
+    shown = {id(run): run for table in tables for run in table.runs()}
+    runs = sorted(shown.values(), key=lambda run: str(run.path))
+    number = {id(run): i for i, run in enumerate(runs)}
+    curves = sum(len(run.curves) for run in runs)
+    points = min(MOST, max(LEAST, BUDGET // max(curves, 1)))
+    machines: dict[str, int] = {}
+    return {
+        "measure": {
+            "title": measure.title,
+            "share": measure.is_share,
+            "digits": measure.digits,
+            "sign": measure.sign,
+            "target": None if measure.target is None else measure.factor * measure.target,
+        },
+        "tables": [_table(table, number, measure) for table in tables],
+        "runs": [_run(run, machines, points, measure) for run in runs],
+        "machines": [json.loads(text) for text in machines],
+        "omitted": [list(item) for item in omitted],
+    }
+
+
+def _table(table: Table, number: dict[int, int], measure: Measure) -> dict[str, Any]:
+    sheet = table.sheet
+    names = ["name", "title", "shown", "kind", "scale", "note", "command"]
+    names += ["rows", "columns", "headings"]
+    entries = [_entry(table, entry, number, measure) for entry in table.entries.values()]
+    about = {name: getattr(sheet, name) for name in names}
+    return {**about, "slug": table.slug, "last": table.last, "entries": entries}
+
+
+def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure) -> dict[str, Any]:
+    """A number of a table.  Values are as shown: percent for an accuracy."""
+    sheet, gain = table.sheet, entry.gain
+    scores = [m.score for m in entry.members if m.counts and m.score] if entry.seeds else []
+    shown: dict[str, Any] = {
+        "mean": _shown(entry.mean, measure),
+        "deviation": _shown(entry.deviation, measure),
+        "text": entry.text,
+        "seeds": entry.seeds,
+        "basis": entry.basis,
+        "jitter": _shown(_mean([s.deviation for s in scores]), measure),
+        "jump": _shown(_mean([s.jump for s in scores]), measure),
+        "forgetting": _shown(_mean([s.forgetting for s in scores]), measure),
+        "reached": [s.reached for s in scores],
+        "members": [[m.seed, number[id(m.run)] if m.run else -1, m.model] for m in entry.members],
+    }
+    if gain is not None:
+        ends = [_shown(gain.mean, measure), _shown(gain.half, measure)]
+        shown["gain"] = [*ends, gain.basis, gain.size]
+    if entry.printed is not None:
+        shown["paper"] = entry.printed.value
+        shown |= {"where": entry.printed.where, "remark": entry.printed.remark}
+        shown["paperGain"] = paper_gain(table, entry)
+    place = [
+        sheet.rows.index(entry.row),
+        sheet.columns.index(entry.column),
+        sheet.headings.index(entry.heading) if entry.heading in sheet.headings else -1,
+    ]
+    return {"at": place, **shown}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
+
+
+def _shown(value: float, measure: Measure) -> float | None:
+    """A recorded value as it is shown, with two digits to spare."""
+    return None if isnan(value) else round(measure.factor * value, measure.digits + 2)
+
+
+def _run(run: Trace, machines: dict[str, int], points: int, measure: Measure) -> dict[str, Any]:
+    around = {name: _text(value) for name, value in run.environment.items() if name != "command"}
+    machine = {name: text for name, text in around.items() if name not in OWN}
+    known = machines.setdefault(json.dumps(machine), len(machines))
+    settings = run.settings
+    return {
+        "name": str(run.path),
+        "state": run.state,
+        "reason": run.reason,
+        "done": run.done,
+        "rounds": settings.rounds,
+        "seed": settings.seed,
+        "seconds": None if run.seconds is None else round(run.seconds, 2),
+        "algorithm": str(settings.algorithm),
+        "data": str(settings.data),
+        "settings": settings.to_toml(),
+        "command": _command(run.environment.get("command")),
+        "own": {name: around[name] for name in OWN if name in around},
+        "machine": known,
+        "curves": {m: _points(thinned(c, points), measure) for m, c in run.curves.items()},
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _command(words: Any) -> str:
+    if not isinstance(words, list):
+        return "" if words is None else str(words)
+    return shlex.join(str(word) for word in words)
+
+
+def _points(curve: Curve, measure: Measure) -> dict[str, Any]:
+    """Rounds, as first and step where they are regular, and values as whole numbers."""
+    scale = measure.factor * 10**measure.digits
+    values = [None if not isfinite(v) else round(v * scale) for v in curve.values.tolist()]
+    steps = np.unique(np.diff(curve.rounds))
+    if len(steps) == 1:
+        return {"first": int(curve.rounds[0]), "step": int(steps[0]), "v": values}
+    return {"t": curve.rounds.tolist(), "v": values}

@@ -1,0 +1,295 @@
+"use strict";
+// Curves on a canvas: a colour per row, plain solid, averages dashed, a line per seed.
+
+const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3], [12, 4], [1, 5]];
+const SHOWN_ROWS = 12; // the others are hidden until asked for
+
+class Chart {
+  constructor(table) {
+    this.table = table;
+    this.settings = { column: 0, smoothing: 0, logX: false, logY: false, late: false };
+    this.hidden = new Set();
+    table.rows.forEach((_, row) => {
+      if (row >= SHOWN_ROWS) table.headings.forEach((_, heading) => this.hidden.add(`${row}/${heading}`));
+    });
+    this.cursor = null; // { line, index }
+    this.canvas = el("canvas", {
+      tabindex: "0", role: "img",
+      "aria-label": `Curves of ${table.title}. Arrow keys move through rounds and series, H hides a series.`,
+      onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event),
+      onpointerleave: () => this.select(null), onkeydown: (event) => this.key(event),
+      onblur: () => this.select(null),
+    });
+    this.readout = el("output", { class: "readout", "aria-live": "polite" });
+    this.tell("");
+    this.legend = new Legend(this);
+    this.element = el("figure", { class: "chart" }, this.toolbar(),
+      el("div", { class: "plot" }, this.canvas), this.readout, this.legend.element);
+    new ResizeObserver(() => this.draw()).observe(this.canvas);
+    this.load();
+  }
+
+  toolbar() {
+    const { columns } = this.table;
+    const set = (name, value) => { this.settings[name] = value; this.load(); };
+    const check = (name, text) => el("label", { class: "check" },
+      el("input", { type: "checkbox", name, onchange: (e) => set(name, e.target.checked) }), text);
+    const column = el("select", { name: "column", onchange: (e) => set("column", Number(e.target.value)) },
+      columns.map((text, i) => el("option", { value: i }, text)));
+    const shown = el("span", { class: "value" }, "off");
+    const smoothing = el("input", {
+      type: "range", min: 0, max: 100, value: 0, name: "smoothing",
+      oninput: (e) => {
+        shown.textContent = e.target.value > 1 ? `${e.target.value} rounds` : "off";
+        set("smoothing", Number(e.target.value));
+      },
+    });
+    return el("div", { class: "controls" }, columns.length > 1 ? field("Curves of", column) : "",
+      el("label", { class: "field" }, el("span", {}, "Smoothing"), smoothing, shown),
+      check("late", `Last ${this.table.last} rounds`), check("logY", "Log scale"), check("logX", "Log rounds"));
+  }
+
+  /** The lines of the chosen column, smoothed. */
+  load() {
+    const { column, smoothing } = this.settings;
+    this.cursor = null;
+    this.lines = [];
+    for (const entry of this.table.entries) {
+      const [row, place, heading] = entry.at;
+      if (place !== column || heading < 0) continue;
+      for (const [seed, number, model] of entry.members) {
+        const run = DATA.runs[number];
+        if (!run || !run.curves[model]) continue;
+        this.lines.push({
+          key: `${row}/${heading}`, row, heading, seed, ...smoothed(run.curves[model], smoothing),
+        });
+      }
+    }
+    this.lines.sort((a, b) => a.row - b.row || a.heading - b.heading);
+    this.legend.fill();
+    this.draw();
+  }
+
+  /** A colour per row; per model if there is but one row. */
+  tone(line) { return (this.table.rows.length > 1 ? line.row : line.heading) % PALETTE; }
+
+  name(line) {
+    if (this.table.rows.length === 1) return this.table.headings[line.heading];
+    return [this.table.rows[line.row], this.table.headings[line.heading]].filter(Boolean).join(", ");
+  }
+
+  visible() { return this.lines.filter((line) => !this.hidden.has(line.key)); }
+
+  toggle(key) {
+    if (!this.hidden.delete(key)) this.hidden.add(key);
+    this.cursor = null;
+    this.legend.update();
+    this.draw();
+  }
+
+  show(keys, shown) {
+    keys.forEach((key) => (shown ? this.hidden.delete(key) : this.hidden.add(key)));
+    this.legend.update();
+    this.draw();
+  }
+
+  draw() {
+    if (this.waiting) return;
+    this.waiting = requestAnimationFrame(() => { this.waiting = 0; this.paint(); });
+  }
+
+  /** Ranges of what is visible: [x0, x1, y0, y1]. */
+  range(lines) {
+    let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
+    for (const { x } of lines) x1 = Math.max(x1, x[x.length - 1]);
+    const from = this.settings.late ? x1 - this.table.last : -Infinity;
+    for (const { x, y } of lines) {
+      for (let i = 0; i < x.length; i++) {
+        if (x[i] < from || !(this.settings.logY ? y[i] > 0 : !Number.isNaN(y[i]))) continue;
+        x0 = Math.min(x0, x[i]);
+        y0 = Math.min(y0, y[i]);
+        y1 = Math.max(y1, y[i]);
+      }
+    }
+    if (y0 > y1) return [0, 1, this.settings.logY ? 1 : 0, this.settings.logY ? 10 : 1];
+    const room = this.settings.logY ? 0 : (y1 - y0) * 0.04 || Math.abs(y1) * 0.1 || 1;
+    return [x0, x1 > x0 ? x1 : x0 + 1, y0 - room, y1 > y0 || room ? y1 + room : y0 * 2];
+  }
+
+  /** Functions from data to pixels. */
+  scales(width, height, [x0, x1, y0, y1]) {
+    const pad = { left: 52, right: 12, top: 12, bottom: 36 };
+    const map = (log, a, b, from, to) => {
+      const f = log ? (v) => Math.log(Math.max(v, a)) : (v) => v;
+      const [fa, fb] = [f(a), f(b)];
+      return (v) => from + ((f(v) - fa) / (fb - fa || 1)) * (to - from);
+    };
+    const { logX, logY } = this.settings;
+    return { pad, px: map(logX, x0, x1, pad.left, width - pad.right),
+      py: map(logY, y0, y1, height - pad.bottom, pad.top) };
+  }
+
+  paint() {
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    if (!width || !height) return;
+    const ratio = window.devicePixelRatio || 1;
+    this.canvas.width = Math.round(width * ratio);
+    this.canvas.height = Math.round(height * ratio);
+    const context = this.canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    const lines = this.visible();
+    const range = this.range(lines);
+    this.at = this.scales(width, height, range);
+    this.axes(context, width, height, range);
+    const { pad } = this.at;
+    context.save();
+    context.beginPath();
+    context.rect(pad.left, pad.top - 2, width - pad.left - pad.right, height - pad.top - pad.bottom + 4);
+    context.clip();
+    const colours = Array.from({ length: PALETTE }, (_, i) => colour(`--c${i}`));
+    const chosen = this.cursor && this.cursor.line.key;
+    for (const line of lines) {
+      context.globalAlpha = chosen && line.key !== chosen ? 0.35 : 1;
+      this.line(context, line, colours[this.tone(line)], line.key === chosen);
+    }
+    context.restore();
+    if (this.cursor) this.mark(context, height, colours);
+  }
+
+  line(context, { x, y, heading }, stroke, chosen) {
+    const plain = this.table.headings[heading] === "plain";
+    context.strokeStyle = stroke;
+    context.lineWidth = (plain ? 1.1 : 2) + (chosen ? 1 : 0);
+    context.setLineDash(plain ? [] : DASHES[1 + ((heading + DASHES.length - 2) % (DASHES.length - 1))]);
+    context.lineJoin = "round";
+    context.beginPath();
+    let pen = false;
+    for (let i = 0; i < x.length; i++) {
+      if (Number.isNaN(y[i])) { pen = false; continue; }
+      const [px, py] = [this.at.px(x[i]), this.at.py(y[i])];
+      if (pen) context.lineTo(px, py); else context.moveTo(px, py);
+      pen = true;
+    }
+    context.stroke();
+  }
+
+  axes(context, width, height, [x0, x1, y0, y1]) {
+    const { pad, px, py } = this.at;
+    const [ink, rule] = [colour("--quiet"), colour("--rule")];
+    context.font = "12px system-ui, sans-serif";
+    context.lineWidth = 1;
+    context.strokeStyle = rule;
+    context.fillStyle = ink;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    for (const tick of ticks(y0, y1, this.settings.logY, height / 60)) {
+      context.beginPath();
+      context.moveTo(pad.left, py(tick));
+      context.lineTo(width - pad.right, py(tick));
+      context.stroke();
+      context.fillText(short(tick), pad.left - 8, py(tick));
+    }
+    context.textAlign = "center";
+    context.textBaseline = "top";
+    for (const tick of ticks(x0, x1, this.settings.logX, width / 110)) {
+      context.fillText(short(tick), px(tick), height - pad.bottom + 8);
+    }
+    context.fillText("round", (pad.left + width - pad.right) / 2, height - 14);
+  }
+
+  mark(context, height, colours) {
+    const { line, index } = this.cursor;
+    const [px, py] = [this.at.px(line.x[index]), this.at.py(line.y[index])];
+    context.strokeStyle = colour("--quiet");
+    context.setLineDash([3, 3]);
+    context.beginPath();
+    context.moveTo(px, this.at.pad.top);
+    context.lineTo(px, height - this.at.pad.bottom);
+    context.stroke();
+    context.setLineDash([]);
+    context.fillStyle = colours[this.tone(line)];
+    context.beginPath();
+    context.arc(px, py, 5, 0, 2 * Math.PI);
+    context.fill();
+  }
+
+  /** The point nearest to the pointer. */
+  point(event) {
+    if (!this.at) return;
+    const box = this.canvas.getBoundingClientRect();
+    const [mx, my] = [event.clientX - box.left, event.clientY - box.top];
+    let best = null, least = Infinity;
+    for (const line of this.visible()) {
+      const index = nearest(line.x, mx, this.at.px);
+      const far = Math.hypot(this.at.px(line.x[index]) - mx, this.at.py(line.y[index]) - my);
+      if (far < least) [best, least] = [{ line, index }, far];
+    }
+    this.select(best);
+  }
+
+  select(cursor) {
+    this.cursor = cursor;
+    this.draw();
+    if (!cursor) return this.tell("");
+    const { line, index } = cursor;
+    const value = Number.isNaN(line.y[index]) ? "not finite" : format(line.y[index]) + UNIT;
+    return this.tell(`round ${line.x[index]} \u00b7 ${this.name(line)}, seed ${line.seed}: ${value}`);
+  }
+
+  tell(text) {
+    this.readout.textContent = text || "Point at a curve, or use the arrow keys.";
+    this.readout.classList.toggle("told", Boolean(text));
+  }
+
+  key(event) {
+    const lines = this.visible();
+    if (!lines.length) return;
+    const { line, index } = this.cursor || { line: lines[0], index: lines[0].x.length - 1 };
+    const place = lines.indexOf(line);
+    const step = event.shiftKey ? 10 : 1;
+    const turn = (by) => lines[(place + by + lines.length) % lines.length];
+    const moves = {
+      ArrowLeft: () => [line, index - step], ArrowRight: () => [line, index + step],
+      Home: () => [line, 0], End: () => [line, line.x.length - 1],
+      ArrowUp: () => [turn(-1), index], ArrowDown: () => [turn(1), index],
+    };
+    if (event.key.toLowerCase() === "h" && this.cursor) return this.toggle(line.key);
+    if (event.key === "Escape") return this.select(null);
+    if (!moves[event.key]) return undefined;
+    event.preventDefault();
+    const [next, wanted] = this.cursor ? moves[event.key]() : [line, index];
+    return this.select({ line: next, index: Math.max(0, Math.min(next.x.length - 1, wanted)) });
+  }
+}
+
+/** Round numbers between two ends: about `count` of them, or 1, 2, 5, 10, ... on a log scale. */
+function ticks(from, to, log, count) {
+  const found = [];
+  if (log && to / from > 4) {
+    const decades = Math.log10(to / from);
+    const parts = decades > 5 ? [1] : [1, 2, 5];
+    for (let power = Math.floor(Math.log10(from)); power <= Math.log10(to); power++) {
+      for (const part of parts) found.push(part * 10 ** power);
+    }
+    return found.filter((tick) => tick >= from && tick <= to);
+  }
+  const rough = (to - from) / Math.max(count, 2);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((part) => part * power >= rough);
+  for (let i = Math.ceil(from / step); i * step <= to && found.length < 100; i++) found.push(i * step);
+  return found;
+}
+
+function short(value) {
+  return String(Number(value.toPrecision(6))).replace("-", "\u2212");
+}
+
+/** The index of the round nearest to a pixel; rounds ascend. */
+function nearest(x, pixel, px) {
+  let [low, high] = [0, x.length - 1];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (px(x[middle]) < pixel) low = middle; else high = middle;
+  }
+  return Math.abs(px(x[low]) - pixel) <= Math.abs(px(x[high]) - pixel) ? low : high;
+}

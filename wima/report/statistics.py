@@ -1,0 +1,146 @@
+"""What a report says of a metric's curves: level, spread, gain, stability, speed, forgetting.
+
+A curve is the metric of one model over the rounds of one run, where it was evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import nan, sqrt
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+LAST = 100  # rounds; the paper's tables average over the last 100
+BATCHES = 5  # stretches of rounds whose means count as independent
+LEAST = 4 * BATCHES  # rounds; with fewer there is no interval from one run
+CONFIDENCE = 0.95
+
+Floats = NDArray[np.float64]
+Basis = Literal["seeds", "rounds"]
+
+
+class Curve(NamedTuple):
+    """A model's metric where it was evaluated; NaN where it was not finite."""
+
+    rounds: NDArray[np.int64]
+    values: Floats
+
+
+class Score(NamedTuple):
+    """One model in one run, over the last rounds."""
+
+    mean: float
+    deviation: float  # standard deviation from round to round
+    jump: float  # mean |value_t - value_{t-1}|
+    forgetting: float  # mean of (best so far - value_t)
+    reached: int | None  # first evaluated round at the target
+    evaluations: int
+
+
+class Interval(NamedTuple):
+    """A mean with half the width of its 95 % interval; NaN if there is too little to tell."""
+
+    mean: float
+    half: float
+    basis: Basis  # what the interval stands on
+    size: int  # seeds, or evaluated rounds
+
+
+def late(curve: Curve, end: int, last: int = LAST) -> Floats:
+    """The values of the last rounds of a run that ended after `end` rounds."""
+    return curve.values[curve.rounds > end - last]
+
+
+def score(
+    curve: Curve, end: int, last: int = LAST, target: float | None = None, sign: int = 1
+) -> Score:
+    """All numbers of one curve.  sign = -1 if less is better, as with a loss."""
+    values = late(curve, end, last)
+    if not len(values):
+        return Score(nan, nan, nan, nan, reached(curve, target, sign), 0)
+    jump = float(np.mean(np.abs(np.diff(values)))) if len(values) > 1 else nan
+    lost = forgetting(curve, end, last, sign)
+    mean, deviation = float(np.mean(values)), float(np.std(values))
+    return Score(mean, deviation, jump, lost, reached(curve, target, sign), len(values))
+
+
+def forgetting(curve: Curve, end: int, last: int = LAST, sign: int = 1) -> float:
+    """How far the model stays behind the best it has been: mean of max_{s<=t} value_s - value_t.
+
+    The mean is over the last rounds; the best is over all rounds up to each of them.
+    """
+    best = np.fmax.accumulate(sign * curve.values)
+    behind = (best - sign * curve.values)[curve.rounds > end - last]
+    return float(np.mean(behind)) if len(behind) else nan
+
+
+def reached(curve: Curve, target: float | None, sign: int = 1) -> int | None:
+    """The first evaluated round whose value is at the target or better; None if there is none."""
+    if target is None:
+        return None
+    there = curve.rounds[sign * curve.values >= sign * target]
+    return int(there[0]) if len(there) else None
+
+
+def over_seeds(means: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation (n - 1) of the runs' means; NaN deviation for a single run."""
+    if not means:
+        return nan, nan
+    deviation = float(np.std(means, ddof=1)) if len(means) > 1 else nan
+    return float(np.mean(means)), deviation
+
+
+def gain_over_seeds(differences: Sequence[float]) -> Interval:
+    """Mean of paired differences, one per seed, with Student's interval.
+
+    Both models of a pair saw the same cohorts, so what the seed does to both is not in the
+    difference.  mean ± t(n - 1) s / sqrt(n).
+    """
+    mean, deviation = over_seeds(differences)
+    count = len(differences)
+    half = student(count - 1) * deviation / sqrt(count) if count > 1 else nan
+    return Interval(mean, half, "seeds", count)
+
+
+def gain_over_rounds(differences: Floats) -> Interval:
+    """Mean difference over the rounds of one run, with an interval by batch means.
+
+    Rounds that follow each other are correlated, and a window makes them more so.  The rounds are
+    cut into five stretches of equal length; the means of stretches are nearly independent if a
+    stretch is longer than the correlation.  mean ± t(4) s / sqrt(5), s over the stretches' means.
+    It tells how sure the mean is for this run, and nothing about other seeds.  Where the
+    correlation is as long as a stretch, the interval is too narrow.
+    """
+    count = len(differences)
+    mean = float(np.mean(differences)) if count else nan
+    if count < LEAST:
+        return Interval(mean, nan, "rounds", count)
+    size = count // BATCHES
+    stretches = differences[count - BATCHES * size :].reshape(BATCHES, size).mean(axis=1)
+    half = student(BATCHES - 1) * float(np.std(stretches, ddof=1)) / sqrt(BATCHES)
+    return Interval(mean, half, "rounds", count)
+
+
+def student(freedom: int) -> float:
+    """The two-sided 95 % quantile of Student's distribution."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def thinned(curve: Curve, points: int) -> Curve:
+    """About so many points for a picture: both ends, and least and greatest of each stretch."""
+    count = len(curve.values)
+    if count <= points:
+        return curve
+    edges = np.linspace(0, count, max(points // 2, 1) + 1).astype(int)
+    kept = {0, count - 1}
+    for begin, end in pairwise(edges):
+        order = np.argsort(curve.values[begin:end], kind="stable")  # NaN comes last
+        known = order[~np.isnan(curve.values[begin:end][order])]
+        kept |= {int(begin + i) for i in (*known[:1], *known[-1:])} or {int(begin)}
+    index = sorted(kept)
+    return Curve(curve.rounds[index], curve.values[index])

@@ -1,0 +1,213 @@
+"""A table as Markdown, LaTeX and CSV, and every number as one line of CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import isnan
+from typing import Any, NamedTuple
+
+from wima.report.measure import Measure
+from wima.report.tables import PLAIN, Entry, Table
+
+DATA = ["sheet", "row", "column", "heading", "seed", "run", "model", "state"]
+DATA += ["rounds_done", "rounds", "mean", "deviation", "jump", "forgetting", "reached"]
+DATA += ["evaluations", "seeds", "gain", "gain_half", "gain_basis", "gain_size"]
+DATA += ["paper", "where", "remark"]
+
+
+class Grid(NamedTuple):
+    """A table of texts; the first `labels` columns are names, the others numbers."""
+
+    labels: int
+    header: list[str]
+    lines: list[list[str]]
+
+
+def grid(table: Table, measure: Measure) -> Grid:
+    """Ours, with the paper's number and the difference in parentheses.
+
+    With one column: a line per row.  With several: a line per row and model, as in the paper.
+    """
+    return _wide(table, measure) if len(table.sheet.columns) == 1 else _long(table, measure)
+
+
+def _wide(table: Table, measure: Measure) -> Grid:
+    sheet = table.sheet
+    column = sheet.columns[0]
+    gained = [h for h in sheet.headings if h != PLAIN and PLAIN in sheet.headings]
+    names = [n for h in sheet.headings for n in ([h, f"gain of {h}"] if h in gained else [h])]
+    lines = []
+    for row in sheet.rows:
+        entries = {h: table.entry(row, column, h) for h in sheet.headings}
+        cells = []
+        for heading, entry in entries.items():
+            gains = [gain(table, entry, measure)] if heading in gained else []
+            cells += [value(entry, measure), *gains]
+        lines.append([row, *cells, _seeds(entries.values())])
+    return Grid(1, [column, *names, "seeds"], lines)
+
+
+def _long(table: Table, measure: Measure) -> Grid:
+    sheet = table.sheet
+    lines = []
+    for row in sheet.rows:
+        for heading in sheet.headings:
+            entries = [table.entry(row, column, heading) for column in sheet.columns]
+            if not any(entries):
+                continue
+            lines.append([row, heading, *(value(e, measure) for e in entries), _seeds(entries)])
+            gains = [gain(table, entry, measure) for entry in entries]
+            if any(gains):
+                lines.append([row, f"gain of {heading}", *gains, ""])
+    return Grid(2, ["", "", *sheet.columns, "seeds"], lines)
+
+
+def value(entry: Entry | None, measure: Measure) -> str:
+    """The number of a place, or what stands there instead; the paper's behind it."""
+    if entry is None:
+        return ""
+    ours = entry.text or measure.spread(entry.mean, entry.deviation)
+    if entry.printed is None:
+        return ours
+    paper = entry.printed.value
+    if paper is None or isnan(entry.mean):
+        return f"{ours} (N/A)" if paper is None else f"{ours} ({paper:.2f})"
+    return f"{ours} ({paper:.2f}, {measure.number(entry.mean - paper / 100, signed=True)})"
+
+
+def gain(table: Table, entry: Entry | None, measure: Measure) -> str:
+    """The gain over plain with its interval; the paper's behind it."""
+    if entry is None or entry.gain is None:
+        return ""
+    paper = paper_gain(table, entry)
+    behind = "" if paper is None else f" ({measure.number(paper / 100, signed=True)})"
+    return measure.interval(entry.gain) + behind
+
+
+def paper_gain(table: Table, entry: Entry) -> float | None:
+    """The difference of the paper's two numbers, in points."""
+    plain = table.entry(entry.row, entry.column, PLAIN)
+    if entry.heading == PLAIN or plain is None or not (entry.printed and plain.printed):
+        return None
+    own, base = entry.printed.value, plain.printed.value
+    return None if own is None or base is None else own - base
+
+
+def _seeds(entries: Collection[Entry | None]) -> str:
+    """The seeds of a line: one answer if its places agree, else one for each, in order."""
+    answers = [entry.basis if entry else "none" for entry in entries]
+    filled = {entry.basis for entry in entries if entry}
+    return filled.pop() if len(filled) == 1 else " / ".join(answers)
+
+
+def notes(table: Table, measure: Measure) -> list[str]:
+    """What a reader of the table must know, a sentence each."""
+    sheet = table.sheet
+    told = [f"{measure.title.capitalize()}: mean over the last {table.last} rounds, then seeds."]
+    entries = table.entries.values()
+    if any(entry.printed for entry in entries):
+        told.append(f"In parentheses: the paper's number ({sheet.shown}), and ours minus it.")
+    bases = {entry.gain.basis for entry in entries if entry.gain}
+    if bases:
+        told.append("Gain: over plain, paired, with its 95 % interval.")
+    if "rounds" in bases:
+        told.append("* One seed: the interval is from the rounds of that run (batch means).")
+    told += [sheet.note] if sheet.note else []
+    return told + ([f"Command: {sheet.command}"] if sheet.command else [])
+
+
+def markdown(table: Table, measure: Measure) -> str:
+    made = grid(table, measure)
+    rule = ["---"] * made.labels + ["---:"] * (len(made.header) - made.labels)
+    lines = [made.header, rule, *made.lines]
+    body = "\n".join("| " + " | ".join(_md(text) for text in line) + " |" for line in lines)
+    told = "\n".join(f"- {_md(note)}" for note in notes(table, measure))
+    return f"# {_md(table.sheet.title)}\n\n{body}\n\n{told}\n"
+
+
+def _md(text: str) -> str:
+    if set(text) <= set("-:"):
+        return text
+    return re.sub(r"([\\`*_<>\[\]|&#])", r"\\\1", " ".join(text.split()))
+
+
+SPECIAL = {char: "\\" + char for char in "&%$#_{}"}
+SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+SPECIAL |= {"±": r"$\pm$", "α": r"$\alpha$", "−": "$-$", "<": "$<$", ">": "$>$", '"': "''"}
+
+
+def _tex(text: str) -> str:
+    """Text for LaTeX; characters that pdflatex may not know become a question mark."""
+    known = (SPECIAL.get(c, c if " " <= c <= "~" or "\xa0" < c <= "ÿ" else "?") for c in text)
+    return "{" + "".join(known) + "}"
+
+
+def latex(table: Table, measure: Measure) -> str:
+    """A table environment for a document that loads booktabs."""
+    made = grid(table, measure)
+    shape = "l" * made.labels + "r" * (len(made.header) - made.labels)
+    body = [" & ".join(_tex(text) for text in line) + r" \\" for line in made.lines]
+    caption = " ".join([f"{table.sheet.title}.", *notes(table, measure)])
+    return "\n".join(
+        [
+            r"% \usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering\small",
+            rf"\caption{{{_tex(caption)}}}",
+            rf"\begin{{tabular}}{{{shape}}}",
+            r"\toprule",
+            " & ".join(_tex(text) for text in made.header) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def comma_separated(lines: Iterable[Sequence[Any]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(lines)
+    return file.getvalue()
+
+
+def table_csv(table: Table, measure: Measure) -> str:
+    made = grid(table, measure)
+    return comma_separated([made.header, *made.lines])
+
+
+def data_csv(tables: Sequence[Table]) -> str:
+    """Every number: a line per seed, and one without a seed for the mean over seeds.
+
+    Values are as recorded (an accuracy is a share), the paper's in percent.
+    """
+    return comma_separated([DATA, *(line for table in tables for line in _data(table))])
+
+
+def _data(table: Table) -> Iterator[list[Any]]:
+    for entry in table.entries.values():
+        place = [table.sheet.name, entry.row, entry.column, entry.heading]
+        for member in entry.members:
+            run, numbers = member.run, member.score
+            facts = (
+                [run.path, member.model, run.state, run.done, run.settings.rounds] if run else []
+            )
+            line = [*place, member.seed, *(facts or ["", member.model, "missing", "", ""])]
+            line += list(numbers) if numbers else [""] * 6
+            yield [_cell(item) for item in line] + [""] * (len(DATA) - len(line))
+        head = [*place, "", "", "", entry.text or "done", "", "", entry.mean, entry.deviation]
+        own = list(entry.gain) if entry.gain else [""] * 4
+        paper = list(entry.printed) if entry.printed else [""] * 3
+        if entry.printed and entry.printed.value is None:
+            paper[0] = "N/A"
+        yield [_cell(item) for item in [*head, "", "", "", "", entry.seeds, *own, *paper]]
+
+
+def _cell(item: Any) -> Any:
+    """Empty where there is no number."""
+    return "" if item is None or (isinstance(item, float) and isnan(item)) else item

@@ -1,0 +1,155 @@
+"""`wima report`: a folder with tables, figures, data and one page, from run folders."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import wima
+from wima.errors import UsageError, check
+from wima.report.figures import draw_table
+from wima.report.gather import MARKER, Found, Omitted, gather
+from wima.report.groups import runs_table
+from wima.report.measure import Measure
+from wima.report.page import page
+from wima.report.tables import Table, sheet_table
+from wima.report.texts import data_csv, latex, markdown, table_csv
+
+
+class Report(NamedTuple):
+    """What was written."""
+
+    folder: Path
+    tables: list[Table]
+    runs: int
+    omitted: list[Omitted]
+
+
+def write_report(
+    paths: Sequence[Path], out: Path, measure: Measure | None = None, force: bool = False
+) -> Report:
+    """Read the runs and sheets at these paths and write the report, all of it or nothing."""
+    measure = measure or Measure()
+    check_measure(measure)
+    check_out(out, force)
+    found = gather(paths, measure.metric)
+    if not found.runs:
+        reasons = "\n".join(f"  {item.path}: {item.reason}" for item in found.omitted[:10])
+        raise UsageError(f"There are no runs to report on.\n{reasons}")
+    tables, repeats = make_tables(found, measure)
+    omitted = [*found.omitted, *repeats]
+    draft = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        draft.chmod(0o755)
+        _fill(draft, tables, omitted, measure, title=_title(out, paths))
+        _put(draft, out)
+    except OSError as error:
+        raise UsageError(f"Cannot write the report {out}: {error.strerror}.") from error
+    finally:
+        if draft is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+    return Report(out, tables, len(found.runs), omitted)
+
+
+def check_measure(measure: Measure) -> None:
+    """Refuse what cannot be meant."""
+    last, target = measure.last, measure.target
+    check(last is None or last > 0, f"--last must be a positive number of rounds, got {last}.")
+    if measure.is_share and target is not None:
+        hint = "--target is an accuracy between 0 and 1, for example 0.8"
+        check(0 < target <= 1, f"{hint}; got {target:g}.")
+
+
+def check_out(out: Path, force: bool) -> None:
+    """Only a report may be replaced, and only if that is asked for."""
+    if not os.path.lexists(out):
+        return
+    check((out / MARKER).is_file(), f"{out} exists and is no report; choose another with --out.")
+    check(force, f"The report {out} exists already; replace it with --force, or choose another.")
+
+
+def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitted]]:
+    """A table for each sheet, and one for the runs that are in none."""
+    tables = [sheet_table(path, sheet, found, measure) for path, sheet in found.sheets.items()]
+    shown = {id(run) for table in tables for run in table.runs()}
+    others = [run for run in found.runs.values() if id(run) not in shown]
+    repeats: list[Omitted] = []
+    if others:
+        table, repeats = runs_table(others, measure)
+        tables.append(table)
+    return _with_slugs(tables), repeats
+
+
+def _with_slugs(tables: Sequence[Table]) -> list[Table]:
+    """Each table with a name of its own that is safe in file systems."""
+    taken: set[str] = set()
+    named = []
+    for table in tables:
+        base = re.sub(r"[^A-Za-z0-9_-]+", "-", table.sheet.name)[:60].strip("-") or "table"
+        numbered = (base if n == 1 else f"{base}-{n}" for n in range(1, len(tables) + 1))
+        slug = next(name for name in numbered if name.lower() not in taken)
+        taken.add(slug.lower())
+        named.append(table._replace(slug=slug))
+    return named
+
+
+def _fill(
+    folder: Path, tables: list[Table], omitted: list[Omitted], measure: Measure, title: str
+) -> None:
+    _write(folder / MARKER, f"wima {wima.__version__}\n")
+    for name in ("tables", "figures"):
+        (folder / name).mkdir()
+    files: dict[str, list[str]] = {}
+    writers = {"md": markdown, "tex": latex, "csv": table_csv}
+    for table in tables:
+        for ending, writer in writers.items():
+            path = folder / "tables" / f"{table.slug}.{ending}"
+            _write(path, writer(table, measure))
+        texts = [f"tables/{table.slug}.{ending}" for ending in writers]
+        drawn = draw_table(table, folder / "figures", measure)
+        files[table.slug] = [*texts, *(f"figures/{name}" for name in drawn)]
+    _write(folder / "data.csv", data_csv(tables))
+    _write(folder / "index.html", page(tables, omitted, measure, _facts(title), files))
+
+
+def _write(path: Path, text: str) -> None:
+    """Names of files need not be valid text; what is not is written as an escape."""
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _facts(title: str) -> dict[str, Any]:
+    """Where the page comes from."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return {"title": title, "made": made, "version": wima.__version__, "command": command}
+
+
+def _title(out: Path, paths: Sequence[Path]) -> str:
+    name = paths[0].resolve().name if len(paths) == 1 else out.resolve().name
+    return f"Report on {name}"
+
+
+def _put(draft: Path, out: Path) -> None:
+    """Give the draft its name; what had it before goes only when the new one is complete."""
+    if not out.exists():
+        draft.rename(out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}-old-", dir=out.parent))
+    out.rename(old / out.name)
+    try:
+        draft.rename(out)
+    except OSError:
+        (old / out.name).rename(out)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
