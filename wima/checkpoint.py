@@ -62,8 +62,8 @@ def save(
     }
     needed = segments_of(manifest)
     manifest["sums"] = {name: store.sums[name] for name in needed}
-    _write(store.folder / f"{simulation.t:09d}.json", manifest)
-    _let_go(store)
+    write(store.folder / f"{simulation.t:09d}.json", manifest)
+    let_go(store)
 
 
 def segments_of(manifest: Mapping[str, Any]) -> list[str]:
@@ -72,7 +72,8 @@ def segments_of(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([manifest["vectors"], *rings, *manifest["clients"]]))
 
 
-def _write(path: Path, manifest: Mapping[str, Any]) -> None:
+def write(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Write a manifest, whole; its segments must be there."""
     body = json.dumps(manifest)
     draft = path.with_name(f".{path.name}.new")
     try:
@@ -91,7 +92,7 @@ def _sum(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def _let_go(store: Segments) -> None:
+def let_go(store: Segments) -> None:
     """Remove old manifests, then segments that no manifest needs."""
     paths = manifests(store.folder)
     needed: set[str] = set()
