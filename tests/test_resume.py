@@ -159,7 +159,7 @@ def test_killed_amid_a_checkpoint(moment, tmp_path, monkeypatch):
     def broken():
         places = {
             "segment": (Segments, "verify"),
-            "manifest": (checkpoint, "_write"),
+            "manifest": (checkpoint, "write"),
             "renamed": (checkpoint, "let_go"),
             "cleaning": (Segments, "keep"),
         }

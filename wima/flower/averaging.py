@@ -63,6 +63,7 @@ class Averaging(Generic[Packed]):
         keys = ("serve", "patience", "metric", "lower_is_better")
         self.serving = Serving(**{key: options[key] for key in keys if key in options})  # type: ignore[literal-required]
         self._store = _open(options)
+        self._lock = Lock(self._store.folder) if self._store else None
         self._models = Models(
             named([averagers] if isinstance(averagers, Averager) else averagers),
             rounds=options.get("rounds"),
@@ -106,6 +107,11 @@ class Averaging(Generic[Packed]):
             judged = {key: asdict(self.serving)[key] for key in ("average", "streak")}
             state.save(self._models, self._store, judged)
 
+    def close(self) -> None:
+        """Let another server use the folder; the end of the process does so too."""
+        if self._lock is not None:
+            self._lock.release()
+
     def model(self, name: str) -> Packed:
         """The named model: "plain", or an average."""
         return self._pack(self._models.arrays(name))
@@ -147,9 +153,7 @@ def _open(options: Options) -> Segments | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{folder} cannot be used as a folder: {error.strerror}.") from None
-    store = Segments(folder)
-    store.lock = Lock(folder)
-    return store
+    return Segments(folder)
 
 
 def _ring(options: Options, store: Segments | None) -> dict[str, Any]:

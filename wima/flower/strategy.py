@@ -78,7 +78,9 @@ class _Averaged(_Next):
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
         inner = super().start
-        given = dict(zip(inspect.signature(inner).parameters, args, strict=False)) | kwargs
+        parameters = inspect.signature(inner).parameters
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        given = defaults | dict(zip(parameters, args, strict=False)) | kwargs
         if "initial_arrays" in given:
             self.averaging.begin(given["initial_arrays"], given.get("num_rounds"))
         evaluate_fn = given.get("evaluate_fn")
