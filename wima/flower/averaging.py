@@ -74,7 +74,11 @@ class Averaging(Generic[Packed]):
             self._restore(self._store)
 
     def _restore(self, store: Segments) -> None:
-        extra = state.restore(self._models, store)
+        try:
+            extra = state.restore(self._models, store)
+        except BaseException:
+            self.close()
+            raise
         if extra is not None:
             self.serving.average, self.serving.streak = extra["average"], extra["streak"]
             log.info("Averages go on after %s models, from %s.", self._models.seen, store.folder)

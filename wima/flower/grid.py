@@ -6,9 +6,8 @@ strategy's `start` takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Self
@@ -81,10 +80,18 @@ class LocalGrid(Grid):
         self._pool: Pool = Here(client_app) if workers == 1 else Children(client_app, workers)
         self._threads = None if workers == 1 else ThreadPoolExecutor(workers)
 
+        self._generators = preserved()
+        TaskIdentity.task_id = 1  # Flower stamps the messages that this process makes
+        TaskIdentity.run_id, TaskIdentity.node_id = run_id, SUPERLINK_NODE_ID
+
     def __enter__(self) -> Self:
+        """Inside, the global generators are the seed's; after it they are as they were."""
+        self._generators.__enter__()
+        seed_all("flower", self.seed, SERVER)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
+        self._generators.__exit__(*error)
         self.close()
 
     def close(self) -> None:
@@ -169,16 +176,6 @@ class LocalGrid(Grid):
         wait([self._replies[i] for i in ids], timeout)
         return self.pull_messages(ids)
 
-    @contextmanager
-    def as_server(self) -> Iterator[Context]:
-        """The context of a server on this grid; inside, global generators are the seed's."""
-        TaskIdentity.task_id = 1  # stamped on messages that the server makes
-        TaskIdentity.run_id, TaskIdentity.node_id = self._run.run_id, SUPERLINK_NODE_ID
-        config = next(iter(self._nodes.values())).context.run_config
-        with preserved():
-            seed_all("flower", self.seed, SERVER)
-            yield Context(self._run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(config))
-
 
 def run_flower(
     server_app: ServerApp,
@@ -192,9 +189,11 @@ def run_flower(
     """Run a Flower app; the server's context at its end."""
     check(isinstance(server_app, ServerApp), f"expected a ServerApp, got {server_app!r:.80}.")
     settings: dict[str, Any] = {"workers": workers, "seed": seed, "run_config": run_config}
-    with LocalGrid(client_app, nodes, **settings) as grid, grid.as_server() as context:
+    with LocalGrid(client_app, nodes, **settings) as grid:
+        run_id = grid.run.run_id
+        context = Context(run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(run_config or {}))
         server_app(grid=grid, context=context)
-        return context
+    return context
 
 
 def _ids(seed: int, count: int) -> list[int]:
