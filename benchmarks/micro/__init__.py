@@ -14,7 +14,7 @@ def _measure(name: str, turns: int) -> dict[str, Any]:
 
 MICRO: dict[str, Callable[[int], dict[str, Any]]] = {
     name: partial(_measure, name)
-    for name in ("windows", "clients", "startup", "evaluation", "storage")
+    for name in ("windows", "clients", "startup", "evaluation", "storage", "flower")
 }
 
 
