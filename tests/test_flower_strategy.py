@@ -241,7 +241,7 @@ def test_arrays_that_change_are_an_error_that_says_so(other, message):
         feed(averaged(FedAvg(), WIMA(4)), [drawn(1)[0], other])
 
 
-def test_a_model_that_is_not_finite_is_left_out(caplog):
+def test_a_model_that_is_not_finite_is_left_out():
     models = drawn(4)
     models[1]["w"][0, 0] = np.nan
     averages = feed(averaged(FedAvg(), WIMA(2)), models)

@@ -12,7 +12,7 @@ import torch
 
 from wima.averaging import Averager, named
 from wima.checks import check_count, check_one_of
-from wima.errors import UsageError, check
+from wima.errors import UsageError, check, unknown
 from wima.flower import state
 from wima.flower.generators import preserved
 from wima.flower.models import Arrays, Models, log
@@ -31,9 +31,9 @@ class Options(TypedDict, total=False):
     patience: int  # evaluations in a row that change the served model, if serve is "better"
     metric: str  # the server's metric that decides then
     lower_is_better: bool  # of this metric
-    rounds: int  # of the run, for SWA; `start` knows it
+    rounds: int | None  # of the run, for SWA; `start` knows it
     classifier: Sequence[str]  # names of the last layer's arrays, for averages of a part
-    folder: str | Path  # the averages' state, saved there and gone on with
+    folder: str | Path | None  # the averages' state, saved there and gone on with
     save_every: int  # rounds
     window_store: Literal["memory", "files"]  # past models; "files" needs a folder
     store_dtype: Literal["float32", "bfloat16"]  # of past models
@@ -52,9 +52,9 @@ class Averaging(Generic[Packed]):
         unpack: Callable[[Packed], Arrays],
         options: Options,
     ) -> None:
-        known = sorted(Options.__annotations__)
         for name in options:
-            check(name in known, f"Unknown setting {name!r}. Known: {', '.join(known)}.")
+            if name not in Options.__annotations__:
+                raise unknown("setting", name, Options.__annotations__)
         self._pack, self._unpack = pack, unpack
         self._evaluated = options.get("evaluate_clients_with", "average")
         check_one_of("evaluate_clients_with", self._evaluated, ("average", "plain"))
@@ -63,24 +63,26 @@ class Averaging(Generic[Packed]):
         keys = ("serve", "patience", "metric", "lower_is_better")
         self.serving = Serving(**{key: options[key] for key in keys if key in options})  # type: ignore[literal-required]
         self._store = _open(options)
-        self._lock = Lock(self._store.folder) if self._store else None
         self._models = Models(
             named([averagers] if isinstance(averagers, Averager) else averagers),
             rounds=options.get("rounds"),
             classifier=options.get("classifier", ()),
             **_ring(options, self._store),
         )
+        self._lock: Lock | None = None
         if self._store is not None:
             self._restore(self._store)
 
     def _restore(self, store: Segments) -> None:
+        self._lock = Lock(store.folder)
         try:
             extra = state.restore(self._models, store)
         except BaseException:
             self.close()
             raise
         if extra is not None:
-            self.serving.average, self.serving.streak = extra["average"], extra["streak"]
+            if self.serving.serve == "better":
+                self.serving.average, self.serving.streak = extra["average"], extra["streak"]
             log.info("Averages go on after %s models, from %s.", self._models.seen, store.folder)
 
     @property
@@ -149,10 +151,11 @@ class Averaging(Generic[Packed]):
 
 
 def _open(options: Options) -> Segments | None:
-    if "folder" not in options:
+    given = options.get("folder")
+    if given is None:
         check(options.get("window_store") != "files", "window_store='files' needs a folder.")
         return None
-    folder = Path(options["folder"])
+    folder = Path(given)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -20,7 +20,6 @@ from flwr.server.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
     DPFedAvgFixed,
-    FedAvg,
     Strategy,
 )
 
@@ -65,8 +64,11 @@ def _unpack(parameters: Parameters) -> Arrays:
     return {str(k): array for k, array in enumerate(to_arrays(parameters))}
 
 
-# The class of the instance comes next in the order of methods; FedAvg stands for it.
-_Next = FedAvg if TYPE_CHECKING else object
+# The instance's own class comes next in the order of methods; FedAvg stands for it.
+if TYPE_CHECKING:
+    from flwr.server.strategy import FedAvg as _Next
+else:
+    _Next = object
 
 
 class _Averaged(_Next):

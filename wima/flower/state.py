@@ -28,7 +28,7 @@ def save(models: Models, store: Segments, extra: Mapping[str, Any]) -> None:
         return
     tensors = {f"newest {name}": torch.from_numpy(a) for name, a in models.newest.items()}
     rings: dict[str, Ring] = {}
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "t": models.seen,  # not the round: that begins anew when a server is restarted
         "identity": _identity(models),

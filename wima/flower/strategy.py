@@ -13,7 +13,6 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
-    FedAvg,
     Result,
     Strategy,
 )
@@ -61,8 +60,11 @@ def _unpack(record: ArrayRecord) -> Arrays:
     return {name: array.numpy() for name, array in record.items()}  # copies
 
 
-# The class of the instance comes next in the order of methods; FedAvg stands for it.
-_Next = FedAvg if TYPE_CHECKING else object
+# The instance's own class comes next in the order of methods; FedAvg stands for it.
+if TYPE_CHECKING:
+    from flwr.serverapp.strategy import FedAvg as _Next
+else:
+    _Next = object
 
 
 class _Averaged(_Next):
@@ -110,7 +112,8 @@ class _Averaged(_Next):
         models, served = self.averaging.models(), self.averaging.served
         if isinstance(result, Result):
             vars(result).update(models=models, served=served)
-            result.arrays = models.get(served, result.arrays)
+            if served != "plain":
+                result.arrays = models[served]
         return result
 
     def configure_train(
