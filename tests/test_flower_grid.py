@@ -177,7 +177,7 @@ def test_nodes_know_who_they_are_and_remember(nodes):
 
 
 def test_a_message_that_fails_is_an_error_reply_and_leaves_no_trace(nodes):
-    first = list(nodes.get_node_ids())[0]
+    first = next(iter(nodes.get_node_ids()))
     (error,) = ask(nodes, [first], fail=True)
     assert error.has_error() and error.error.code == 2  # CLIENT_APP_RAISED_EXCEPTION
     assert "ValueError" in error.error.reason and "as asked" in error.error.reason
@@ -187,7 +187,7 @@ def test_a_message_that_fails_is_an_error_reply_and_leaves_no_trace(nodes):
 
 
 def test_messages_to_unknown_nodes_and_of_unknown_types_are_error_replies(nodes):
-    known = list(nodes.get_node_ids())[0]
+    known = next(iter(nodes.get_node_ids()))
     (error,) = ask(nodes, [12345])
     assert error.has_error() and "no node 12345" in error.error.reason
     content = RecordDict({"config": ConfigRecord({})})
@@ -196,7 +196,7 @@ def test_messages_to_unknown_nodes_and_of_unknown_types_are_error_replies(nodes)
 
 
 def test_several_messages_to_one_node_are_handled_in_their_order(nodes):
-    first = list(nodes.get_node_ids())[0]
+    first = next(iter(nodes.get_node_ids()))
     replies = ask(nodes, [first] * 5)
     assert [r.content["config"]["n"] for r in replies] == [1, 2, 3, 4, 5]
 
@@ -238,7 +238,7 @@ def test_node_ids_come_from_the_seed():
 
 def test_a_child_that_dies_is_an_error_reply_and_is_replaced():
     with LocalGrid(counting(), 3, workers=2, run_config=CONFIG) as nodes:
-        first, *others = nodes.get_node_ids()
+        first = next(iter(nodes.get_node_ids()))
         (error,) = ask(nodes, [first], die=True)
         assert error.has_error() and "ended with exit code 3" in error.error.reason
         for n in (1, 2):

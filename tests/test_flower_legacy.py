@@ -142,7 +142,7 @@ def masked_vectors(grid: Listening) -> list[tuple[int, list[np.ndarray]]]:
     found = []
     for reply in grid.heard:
         records = reply.content.config_records
-        sent = records[RECORD_KEY_CONFIGS] if RECORD_KEY_CONFIGS in records else {}
+        sent = records.get(RECORD_KEY_CONFIGS, {})
         if Key.MASKED_PARAMETERS in sent:
             arrays = [bytes_to_ndarray(b) for b in sent[Key.MASKED_PARAMETERS]]
             found.append((reply.metadata.src_node_id, arrays))

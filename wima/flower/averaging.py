@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -69,12 +70,11 @@ class Averaging(Generic[Packed]):
             classifier=options.get("classifier", ()),
             **_ring(options, self._store),
         )
-        self._lock: Lock | None = None
         if self._store is not None:
             self._restore(self._store)
 
     def _restore(self, store: Segments) -> None:
-        self._lock = Lock(store.folder)
+        self._unlock = weakref.finalize(self, Lock(store.folder).release)
         try:
             extra = state.restore(self._models, store)
         except BaseException:
@@ -114,9 +114,9 @@ class Averaging(Generic[Packed]):
             state.save(self._models, self._store, judged)
 
     def close(self) -> None:
-        """Let another server use the folder; the end of the process does so too."""
-        if self._lock is not None:
-            self._lock.release()
+        """Let another server use the folder, as the end of this one does."""
+        if self._store is not None:
+            self._unlock()
 
     def model(self, name: str) -> Packed:
         """The named model: "plain", or an average."""

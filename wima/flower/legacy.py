@@ -64,11 +64,11 @@ def _unpack(parameters: Parameters) -> Arrays:
     return {str(k): array for k, array in enumerate(to_arrays(parameters))}
 
 
-# The instance's own class comes next in the order of methods; FedAvg stands for it.
+# The instance's own class comes between in the order of methods; FedAvg stands for it.
 if TYPE_CHECKING:
     from flwr.server.strategy import FedAvg as _Next
 else:
-    _Next = object
+    _Next = Strategy
 
 
 class _Averaged(_Next):

@@ -20,8 +20,12 @@ from flwr.clientapp import ClientApp
 
 # Flower's serialisation and its codes of errors have no public home.
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import context_from_proto, context_to_proto
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import (
+    context_from_proto,
+    context_to_proto,
+    message_from_proto,
+    message_to_proto,
+)
 from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
 

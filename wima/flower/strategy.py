@@ -60,11 +60,11 @@ def _unpack(record: ArrayRecord) -> Arrays:
     return {name: array.numpy() for name, array in record.items()}  # copies
 
 
-# The instance's own class comes next in the order of methods; FedAvg stands for it.
+# The instance's own class comes between in the order of methods; FedAvg stands for it.
 if TYPE_CHECKING:
     from flwr.serverapp.strategy import FedAvg as _Next
 else:
-    _Next = object
+    _Next = Strategy
 
 
 class _Averaged(_Next):
