@@ -7,7 +7,7 @@ import tests.flower_toys  # noqa: F401  (switches telemetry off)
 # isort: split
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -72,16 +72,10 @@ def loss(parameters) -> float:
 def play(strategy, *, mods=(), fit=None):
     """A run in process; the grid, with what was heard, and Flower's history."""
     with Listening(ClientApp(client_fn, mods=list(mods)), NODES, workers=1) as grid:
-        own = Context(grid.run.run_id, 1, {}, tests_state(), {})
+        own = Context(grid.run.run_id, 1, {}, RecordDict(), {})
         context = LegacyContext(own, ServerConfig(ROUNDS), strategy)
         DefaultWorkflow(fit_workflow=fit)(grid, context)
     return grid, context.history
-
-
-def tests_state():
-    from flwr.app import RecordDict
-
-    return RecordDict()
 
 
 def settings(evaluated: list | None = None) -> dict:

@@ -88,10 +88,12 @@ def test_training_is_bit_identical_and_the_average_is_that_of_the_last_models(na
         assert after[t][0].keys() == initial().keys()
     for t in range(1, ROUNDS + 1):
         expected = mean(models[max(0, t - W) : t])
-        assert same(after[t][1], expected)
+        for key, array in numpy(after[t][1]).items():  # float64 sums may differ in the last bit
+            np.testing.assert_allclose(array, expected[key].numpy(), rtol=1e-14)
         reported = result.evaluate_metrics_serverapp[t]
-        assert {k: reported[k] for k in ("loss", "accuracy")} == metrics(models[t - 1])
-        assert {k: reported[f"wima{W}/{k}"] for k in ("loss", "accuracy")} == metrics(expected)
+        for key, value in metrics(expected).items():
+            assert reported[key] == metrics(models[t - 1])[key]
+            assert reported[f"wima{W}/{key}"] == pytest.approx(value, rel=1e-12)
         assert {k: v for k, v in reported.items() if "/" not in k} == (
             plain.evaluate_metrics_serverapp[t]
         )
