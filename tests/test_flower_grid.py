@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
 
 
+@cache
 def load_data(partition: int, partitions: int):
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images[partition::partitions] / 16, dtype=torch.float32)
