@@ -242,9 +242,10 @@ def test_arrays_that_change_are_an_error_that_says_so(other, message):
         feed(averaged(FedAvg(), WIMA(4)), [drawn(1)[0], other])
 
 
-def test_a_model_that_is_not_finite_is_left_out():
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_model_that_is_not_finite_is_left_out(which):
     models = drawn(4)
-    models[1]["w"][0, 0] = np.nan
+    models[which]["w"][0, 0] = np.nan
     averages = feed(averaged(FedAvg(), WIMA(2)), models)
     assert averages.seen == 3
     expected = (models[2]["w"].astype(np.float64) + models[3]["w"]) / 2

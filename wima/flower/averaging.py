@@ -99,7 +99,8 @@ class Averaging(Generic[Packed]):
         """The model before the first round, and how many rounds there will be."""
         if self._models.rounds is None:
             self._models.rounds = rounds
-        self._models.begin(self._unpack(packed))
+        if not self._models.begun:
+            self._models.begin(self._unpack(packed))
 
     def add(self, t: int, packed: Packed) -> None:
         """Take in the global model of round t."""

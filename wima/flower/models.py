@@ -47,6 +47,7 @@ class Models:
         self.dtype = torch.float32  # of the vector
         self.watch: Watch | None = None
         self._initial: Arrays = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._ring = ring  # how past models are kept, see `Ring`
 
     @property
@@ -54,21 +55,28 @@ class Models:
         """How many models were taken in."""
         return self.watch.ring.count if self.watch else 0
 
+    @property
+    def begun(self) -> bool:
+        """Whether a model was seen, be it the initial one."""
+        return bool(self._shapes)
+
     def begin(self, arrays: Arrays) -> None:
-        """The model before the first round: it says which arrays are integers, as Flower's means
-        of integers are floating; and EMA(begin="initial") starts there."""
-        if not self._initial and self.watch is None:
-            self._initial = {name: array.copy() for name, array in arrays.items()}
+        """Take in the model before the first round.
+
+        It says which arrays are integers, since Flower's means of integers are floating; and
+        EMA(begin="initial") starts there.
+        """
+        self._initial = {name: array.copy() for name, array in arrays.items()}
+        self._shapes = _shapes(arrays)
 
     def add(self, t: int, arrays: Arrays) -> bool:
         """Take in the model of round t; whether it could be used."""
-        if self.watch is None or self.layout is None:
+        if self.begun:
+            check_same_arrays(t, self._shapes, _shapes(arrays))
+        if self.watch is None:
             initial = self._initial or arrays
-            check_same_arrays(t, _shapes(initial), _shapes(arrays))
             self.lay_out([n for n, a in initial.items() if _is_averaged(n, a)], arrays, initial)
-            assert self.watch is not None and self.layout is not None
-        else:
-            check_same_arrays(t, _shapes(self.newest), _shapes(arrays))
+        assert self.watch is not None and self.layout is not None
         w = _flatten(arrays, self.layout, self.dtype)
         if not bool(torch.isfinite(w).all()):
             log.warning("Round %s: the model is not finite; averages leave it out.", t)
@@ -92,7 +100,7 @@ class Models:
         w = _flatten(initial or like, self.layout, self.dtype)
         averagers = {name: self._for_run(a) for name, a in self.averagers.items()}
         self.watch = Watch(averagers, w, self.layout.mask, **self._ring)
-        self._initial = {}
+        self._initial, self._shapes = {}, _shapes(like)
 
     def _for_run(self, averager: Averager) -> Averager:
         if self.rounds is not None:
