@@ -88,8 +88,8 @@ class Children:
             )
 
     def visit(self, message: Message, context: Context, address: Sequence[int]) -> Answer:
-        child = self._idle.get()
         frames = json.dumps(list(address)).encode(), message_bytes(message), context_bytes(context)
+        child = self._idle.get()
         try:
             reply, after = _exchange(child, *frames, answers=2)
         except Dead as death:
