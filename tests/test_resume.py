@@ -160,7 +160,7 @@ def test_killed_amid_a_checkpoint(moment, tmp_path, monkeypatch):
         places = {
             "segment": (Segments, "verify"),
             "manifest": (checkpoint, "write_manifest"),
-            "renamed": (checkpoint, "_let_go"),
+            "renamed": (checkpoint, "let_go"),
             "cleaning": (Segments, "keep"),
         }
         owner, name = places[moment]

@@ -61,7 +61,7 @@ def save(
     needed = segments_of(manifest)
     manifest["sums"] = {name: store.sums[name] for name in needed}
     write_manifest(store.folder / f"{simulation.t:09d}.json", manifest)
-    _let_go(store)
+    let_go(store)
 
 
 def segments_of(manifest: Mapping[str, Any]) -> list[str]:
@@ -70,7 +70,7 @@ def segments_of(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([manifest["vectors"], *rings, *manifest["clients"]]))
 
 
-def _let_go(store: Segments) -> None:
+def let_go(store: Segments) -> None:
     """Remove old manifests, then segments that no manifest needs."""
     paths = manifests(store.folder)
     needed: set[str] = set()

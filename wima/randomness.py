@@ -17,6 +17,7 @@ STREAMS = {
     "check": 6,
     "augment": 7,
     "faults": 8,
+    "flower": 9,
 }
 
 

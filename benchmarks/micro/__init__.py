@@ -23,6 +23,7 @@ MICRO: dict[str, Callable[[int], dict[str, Any]]] = {
         "average_files",
         "loop",
         "report",
+        "flower",
     )
 }
 

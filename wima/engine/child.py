@@ -15,7 +15,8 @@ from wima.errors import RunError
 
 # Started with -c and the parent's path, so that notebooks and scripts without a main guard work.
 _START = (
-    "import json, sys; sys.path = json.loads(sys.argv[1]); import wima.engine.worker as w; w.main()"
+    "import importlib, json, sys; sys.path = json.loads(sys.argv[1]); "
+    "importlib.import_module(sys.argv[2]).main()"
 )
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -24,17 +25,29 @@ class Dead(RunError):  # noqa: N818  (it is the child that errs)
     """A child that ended by itself; the message says how."""
 
 
+def launch(module: str, descriptors: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """A process that runs `main` of the module, with one thread and pipes to this process."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _START, json.dumps(sys.path), module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=descriptors,
+        env={**os.environ, **_ENVIRONMENT},
+    )
+
+
+def obituary(process: subprocess.Popen[bytes]) -> str:
+    """How a process ended; waits for its end."""
+    code = process.wait()
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"A worker process (pid {process.pid}) {how}."
+
+
 class Child:
     """One process and the slots of the jobs it was sent."""
 
     def __init__(self, briefing: bytes, descriptors: list[int]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=descriptors,
-            env={**os.environ, **_ENVIRONMENT},
-        )
+        self.process = launch("wima.engine.worker", descriptors)
         self.slots: deque[int] = deque()  # in the order in which answers will come
         self._unread = b""
         self._write(len(briefing).to_bytes(8, "little") + briefing)
@@ -45,7 +58,7 @@ class Child:
             self.process.stdin.write(data)
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise Dead(self._obituary()) from None
+            raise Dead(obituary(self.process)) from None
 
     def send(self, message: dict[str, Any]) -> None:
         self.slots.append(message["slot"])
@@ -58,18 +71,13 @@ class Child:
         while b"\n" not in self._unread:
             data = os.read(self.process.stdout.fileno(), 65536)
             if not data:
-                raise Dead(self._obituary())
+                raise Dead(obituary(self.process))
             self._unread += data
         *lines, self._unread = self._unread.split(b"\n")
         answers = [json.loads(line) for line in lines]
         for _ in answers[: len(self.slots)]:
             self.slots.popleft()
         return answers
-
-    def _obituary(self) -> str:
-        code = self.process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"A worker process (pid {self.process.pid}) {how}."
 
 
 def end(children: Sequence[Child]) -> None:

@@ -1,0 +1,78 @@
+"""A small Flower app whose figures are easy to check: clients pull a vector towards their own."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+
+import random
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from wima.flower import LocalGrid
+
+NODES = 6
+
+
+def target(partition: int) -> np.ndarray:
+    return np.linspace(partition, partition + 1, 4, dtype=np.float32)
+
+
+def initial() -> ArrayRecord:
+    arrays = {
+        "w": np.zeros(4, np.float32),
+        "bias": np.zeros((), np.float32),
+        "steps": np.zeros(1, np.int64),
+    }
+    return record(arrays)
+
+
+def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def numpy(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def same(a: ArrayRecord, b: ArrayRecord) -> bool:
+    """Equal names, dtypes, shapes and bytes."""
+    return list(a) == list(b) and all(a[n].data == b[n].data for n in a)
+
+
+def metrics(arrays: ArrayRecord) -> MetricRecord:
+    w = arrays["w"].numpy().astype(np.float64)
+    return MetricRecord({"loss": float(((w - 3) ** 2).sum()), "accuracy": float(w.mean())})
+
+
+def pulling(fails: tuple[int, ...] = ()) -> ClientApp:
+    """Clients that draw noise from the global generators; in rounds `fails` all of them fail."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context) -> Message:
+        if message.content["config"]["server-round"] in fails:
+            raise RuntimeError("no data today")
+        partition = context.node_config["partition-id"]
+        arrays = numpy(message.content["arrays"])
+        noise = np.random.normal() + random.random() + float(torch.rand(()))
+        arrays["w"] = (arrays["w"] + 0.3 * (target(partition) - arrays["w"])).astype(np.float32)
+        arrays["bias"] = np.asarray(arrays["bias"] + 0.1 * noise, np.float32)
+        arrays["steps"] = arrays["steps"] + 1
+        weight = MetricRecord({"num-examples": partition + 1})
+        return Message(RecordDict({"arrays": record(arrays), "metrics": weight}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context) -> Message:
+        found = MetricRecord({**metrics(message.content["arrays"]), "num-examples": 1})
+        return Message(RecordDict({"metrics": found}), reply_to=message)
+
+    return app
+
+
+def grid(app: ClientApp | None = None, **settings) -> LocalGrid:
+    return LocalGrid(app or pulling(), NODES, **{"workers": 1, **settings})
