@@ -41,11 +41,14 @@ def default_path(settings: Settings) -> Path:
     return Path("runs") / name
 
 
-def launch(settings: Settings, path: Path) -> Run:
-    """Run the settings and record the run at `path`; nothing is written before all is checked."""
+def launch(settings: Settings, path: Path, **instead: Any) -> Run:
+    """Run the settings and record the run at `path`; nothing is written before all is checked.
+
+    instead: what takes the place of things that the settings name, see `build`.
+    """
     check_free(path)
     try:
-        with build(settings, path / FOLDER, print) as simulation:
+        with build(settings, path / FOLDER, print, **instead) as simulation:
             folder = RunFolder.create(path, settings, simulation.facts())
             Player(simulation, folder, settings).play()
     except KeyboardInterrupt:
@@ -53,7 +56,7 @@ def launch(settings: Settings, path: Path) -> Run:
     return read_run(path)
 
 
-def resume(path: Path) -> Run:
+def resume(path: Path, **instead: Any) -> Run:
     """Go on with a run from its newest whole checkpoint; from the start if there is none."""
     run = read_run(path)
     lock = Lock(path)
@@ -62,7 +65,7 @@ def resume(path: Path) -> Run:
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
         engine = run.environment.get("engine", run.settings.engine)
         settings = run.settings.model_copy(update={"engine": engine})
-        with build(settings, path / FOLDER) as simulation:
+        with build(settings, path / FOLDER, **instead) as simulation:
             store = simulation.store or Segments(path / FOLDER)
             found, wrong = checkpoint.find(store)
             usable = [c for c in found if _has_records(path, c)]
