@@ -208,7 +208,9 @@ class Federation(Strategy):
         good: dict[int, Update] = {}
         bad: dict[int, str] = {}
         for reply in replies:
-            i = clients[reply.metadata.src_node_id]
+            i = clients.get(reply.metadata.src_node_id)
+            if i is None:  # nobody was asked there
+                continue
             try:
                 good[i] = read_update(reply, sizes)
             except Senseless as error:

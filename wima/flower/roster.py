@@ -18,7 +18,7 @@ from wima.randomness import rng
 log = logging.getLogger(__name__)
 LONGEST_PAUSE = 0.5  # seconds between two looks for answers
 LOOK_FOR_NODES = 2.0  # seconds between two looks at who is there
-INTRODUCTION = 60.0  # seconds that the first round gives connected nodes to say who they are
+INTRODUCTION = 10.0  # seconds that a server's first round gives nodes to say who they are
 
 
 class Answers(NamedTuple):

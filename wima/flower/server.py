@@ -30,11 +30,11 @@ def simulate_on_flower(settings: Settings, out: Path, options: Options) -> Run:
     from flwr.simulation import run_simulation
 
     check_free(out)
-    app = ServerApp()
+    app, strategy = ServerApp(), Federation(settings, out, options)
 
     @app.main()
     def play(grid: Grid, context: Context) -> None:
-        Federation(settings, out, options).start(grid)
+        strategy.start(grid)
 
     nodes = build_task(settings).data.num_clients
     backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}

@@ -1,0 +1,187 @@
+"""A federation of real processes on loopback: TLS, authenticated nodes, failures, a restart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flower_processes import (
+    BIN,
+    ROOT,
+    Programs,
+    command_of,
+    descendants,
+    free_port,
+    kill,
+    listens,
+    write_certificates,
+    write_key,
+)
+from safetensors.torch import load_file
+
+from wima import checkpoint
+from wima.build import build_task
+from wima.runs import read_run
+from wima.store import Segments
+
+ROUNDS, WINDOW, CLIENTS = 10, 5, 4
+SETTINGS = (
+    f"clients={CLIENTS} clients_per_round={CLIENTS} alpha=1.0 algorithm=scaffold rounds={ROUNDS} "
+    f"window={WINDOW} lr=0.1 batch_size=20 epochs=1"
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (BIN / "flower-superlink").exists(), reason="Flower is not installed"),
+]
+
+
+class Deployment:
+    """A SuperLink and its SuperNodes."""
+
+    def __init__(self, programs: Programs) -> None:
+        self.programs, self.folder, self.port = programs, programs.folder, free_port()
+        write_certificates(self.folder)
+        self.run_folder = self.folder / "run"
+        self.superlink = programs.start(
+            "superlink",
+            "flower-superlink",
+            *("--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"),
+            *("--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem"),
+            *("--ssl-keyfile", "server.key", "--disable-runtime-dependency-installation"),
+        )
+        certificate = f'root-certificates = "{self.folder / "ca.pem"}"'
+        programs.connect(self.port, certificate)
+        programs.wait_for(lambda: listens(self.port), 40, "the SuperLink's port")
+
+    def register(self, names: list[str]) -> None:
+        """Tell the SuperLink the public keys of nodes."""
+        for name in names:
+            write_key(self.folder, name)
+        calls = [
+            self.programs.start(
+                f"register-{name}", "flwr", "supernode", "register", f"{name}.pub", "test"
+            )
+            for name in names
+        ]
+        assert [call.wait(60) for call in calls] == [0] * len(names), self.programs.logs()
+
+    def node(self, name: str, *options: str) -> subprocess.Popen:
+        return self.programs.start(
+            name,
+            "flower-supernode",
+            *("--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())),
+            *("--host", "127.0.0.1", *options),
+        )
+
+    def client(self, i: int) -> subprocess.Popen:
+        """A node that may take part."""
+        config = f'partition-id={i} memory="{self.folder / "memory"}"'
+        key = f"node-{i}"
+        trust = ("--root-certificates", "ca.pem", "--auth-supernode-private-key", key)
+        return self.node(key, *trust, "--node-config", config)
+
+    def run(self) -> None:
+        """`flwr run` of the example app."""
+        config = (
+            f'overrides="{SETTINGS}" out="{self.run_folder}" start-nodes=3 min-nodes=2 '
+            "round-seconds=15.0 wait-seconds=60.0"
+        )
+        app = str(ROOT / "examples" / "flower")
+        call = self.programs.start("flwr-run", "flwr", "run", app, "test", "--run-config", config)
+        assert call.wait(60) == 0, self.programs.logs()
+
+    def done(self) -> int:
+        """Rounds recorded so far."""
+        records = self.run_folder / "records.jsonl"
+        return records.read_bytes().count(b"\n") if records.exists() else 0
+
+    def wait_for_rounds(self, count: int, seconds: float = 90) -> None:
+        self.programs.wait_for(lambda: self.done() >= count, seconds, f"round {count}")
+
+    def kill_server_app(self) -> None:
+        apps = [p for p in descendants(self.superlink.pid) if "flwr-serverapp" in command_of(p)]
+        assert apps
+        for pid in apps:
+            kill(pid)
+
+    def kill_node(self, node: subprocess.Popen) -> None:
+        for pid in [node.pid, *descendants(node.pid)]:
+            kill(pid)
+
+    def finished(self) -> bool:
+        status = json.loads((self.run_folder / "status.json").read_text())
+        return status["state"] == "done"
+
+
+def test_scaffold_with_a_window_survives_nodes_and_server(tmp_path: Path) -> None:
+    with Programs(tmp_path) as programs:
+        here = Deployment(programs)
+        here.register([f"node-{i}" for i in range(CLIENTS)])
+        nodes = [here.client(i) for i in range(3)]
+        here.run()
+        here.wait_for_rounds(2)
+        here.client(3)  # joins late
+        here.kill_node(nodes[1])  # in the middle
+        here.wait_for_rounds(4)
+        refused = refuse(here)
+        here.wait_for_rounds(6)
+        here.kill_server_app()
+        before = here.run_folder.joinpath("records.jsonl").read_bytes()
+        here.run()
+        programs.wait_for(here.finished, 90, "the end of the run")
+        check_refused(here, refused)
+    check_run(here.run_folder, before)
+
+
+def refuse(here: Deployment) -> dict[str, subprocess.Popen]:
+    """Nodes that must not take part: no key, a key that nobody registered, no trust in the server."""
+    write_key(here.folder, "stranger-key")
+    trust = ("--root-certificates", "ca.pem", "--max-retries", "1")
+    stranger = ("--auth-supernode-private-key", "stranger-key")
+    other = ("--root-certificates", "other-ca.pem", "--max-retries", "1")
+    known = ("--auth-supernode-private-key", "node-1")
+    return {
+        "keyless": here.node("keyless", *trust),
+        "stranger": here.node("stranger", *trust, *stranger),
+        "wrong-certificate": here.node("wrong-certificate", *other, *known),
+    }
+
+
+def check_refused(here: Deployment, refused: dict[str, subprocess.Popen]) -> None:
+    for name, node in refused.items():
+        assert node.wait(30) != 0
+        told = here.programs.log(name)
+        assert "Failed to initialize the connection to the SuperLink" in told
+        assert "SuperNode ID" not in told
+    assert "CERTIFICATE_VERIFY_FAILED" in here.programs.log("wrong-certificate")
+
+
+def check_run(folder: Path, before: bytes) -> None:
+    """Ten rounds, the same nodes as planned, one window over all of them; models as reported."""
+    run = read_run(folder)
+    assert [record["t"] for record in run.records] == list(range(1, ROUNDS + 1))
+    assert (folder / "records.jsonl").read_bytes().startswith(before)
+    cohorts = [set(record["cohort"]) for record in run.records]
+    assert cohorts[0] == {0, 1, 2}
+    assert cohorts[-1] == {0, 2, 3}  # one has left, one has come
+    store = Segments(folder / "checkpoints")
+    (newest, *_), wrong = checkpoint.find(store)
+    assert not wrong
+    ring = newest.manifest["rings"]["past"]
+    assert ring["count"] == ROUNDS
+    past = {n: store.read(name, str(n)) for name in ring["segments"] for n in store.about(name)}
+    last = [past[n] for n in range(ROUNDS - WINDOW, ROUNDS)]
+    task = build_task(run.settings)
+    assert task.layout is not None
+    for name, expected in (("plain", last[-1]), (f"wima{WINDOW}", torch.stack(last).mean(0))):
+        tensors = load_file(folder / "models" / f"{name}.safetensors")
+        w = torch.cat([tensors[key].reshape(-1) for key in task.layout.slices])
+        torch.testing.assert_close(w, expected, rtol=1e-5, atol=1e-6)
+        assert task.evaluate(w) == pytest.approx(run.records[-1]["metrics"][name], abs=1e-6)
+    assert run.records[-1]["metrics"][f"wima{WINDOW}"]["accuracy"] > 0.5
