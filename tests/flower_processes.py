@@ -1,4 +1,4 @@
-"""Flower's own programs as processes of a test: started with certificates and keys, always ended."""
+"""Flower's own programs as processes of a test, with certificates and keys; always ended."""
 
 from __future__ import annotations
 

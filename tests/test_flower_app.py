@@ -1,4 +1,4 @@
-"""Every algorithm over Flower gives the simulator's vectors; clients' memory stays on their nodes."""
+"""Every algorithm over Flower gives the simulator's vectors; memory stays on the nodes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord
 from flower_grid import SIZES, LocalGrid, assert_same, models_of, over, settings_of, simulated
+from flwr.app import ArrayRecord, ConfigRecord
 from torch import nn
 
 from wima import checkpoint, models
@@ -119,7 +119,7 @@ def test_messages_hold_arrays_and_plain_values_only(tmp_path):
     assert kinds == {"ArrayRecord", "ConfigRecord", "MetricRecord"}
 
 
-class Killed(Exception):
+class Killed(Exception):  # noqa: N818  (it is no error)
     """The server's process ends here."""
 
 

@@ -140,7 +140,7 @@ def test_scaffold_with_a_window_survives_nodes_and_server(tmp_path: Path) -> Non
 
 
 def refuse(here: Deployment) -> dict[str, subprocess.Popen]:
-    """Nodes that must not take part: no key, a key that nobody registered, no trust in the server."""
+    """Nodes that must not take part: no key, an unknown key, no trust in the server."""
     write_key(here.folder, "stranger-key")
     trust = ("--root-certificates", "ca.pem", "--max-retries", "1")
     stranger = ("--auth-supernode-private-key", "stranger-key")

@@ -178,7 +178,9 @@ def test_every_rejection_counts(tmp_path, caplog):
 
 def test_without_the_guard_a_senseless_update_ends_the_run_by_name(tmp_path):
     grid = LocalGrid(len(SIZES), in_round(2, one_nan))
-    with pytest.raises(RunError, match=r"node 103 \(client 3\) makes no sense: delta is not finite"):
+    with pytest.raises(
+        RunError, match=r"node 103 \(client 3\) makes no sense: delta is not finite"
+    ):
         over(grid, everyone(tmp_path), tmp_path / "run", robust=False)
 
 

@@ -18,7 +18,8 @@ from wima.build import build
 from wima.checkpoint import Checkpoint
 from wima.config import HOW, Settings
 from wima.console import Progress
-from wima.errors import Diverged, RunError, UsageError
+from wima.engine import NAMES
+from wima.errors import Diverged, RunError, UsageError, check
 from wima.lock import Lock
 from wima.runs import Run, RunFolder, check_free, environment, first_lines, read_run
 from wima.simulation import Simulation
@@ -64,6 +65,11 @@ def resume(path: Path, **instead: Any) -> Run:
         if run.status["state"] == "done":
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
         engine = run.environment.get("engine", run.settings.engine)
+        check(
+            engine in NAMES or "engine" in instead,
+            f"The run in {path} was played by engine {engine!r}, which `wima resume` does not "
+            "have; start it again the way it was started.",
+        )
         settings = run.settings.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER, **instead) as simulation:
             store = simulation.store or Segments(path / FOLDER)

@@ -155,7 +155,7 @@ class Simulation:
     def _begin(self, t: int) -> None:
         """Let workers that find nothing more to evaluate start on the next round."""
         cohort: list[int] = []
-        if t < self.rounds:
+        if t < self.rounds and self._engine.runs_ahead:
             with suppress(Exception):  # of a user's cohorts: the round itself will say so
                 cohort = self.setup.faults.survivors(self.setup.seed, t, self._cohort(t))
         if cohort:

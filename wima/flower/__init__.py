@@ -13,7 +13,7 @@ _WHERE = {
     "server_app": "server",
 }
 
-__all__ = ["Federation", "Options", "client_app", "server_app"]  # noqa: F822  (see __getattr__)
+__all__ = ["Federation", "Options", "client_app", "server_app"]
 
 
 def __getattr__(name: str) -> Any:

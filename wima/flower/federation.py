@@ -55,6 +55,7 @@ class Federation(Strategy):
     """
 
     name = "flower"  # of the engine, in the run's records
+    runs_ahead = False
 
     def __init__(
         self, settings: Settings, out: Path | None = None, options: Options | None = None

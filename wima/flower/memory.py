@@ -33,7 +33,7 @@ class Kept(NamedTuple):
 
 
 class NodeMemory:
-    """A client's memory in the node's state; with a folder, also in a file that outlives the run."""
+    """A client's memory in the node's state; with a folder, also in a file that outlives it."""
 
     def __init__(self, records: RecordDict, folder: Path | None = None) -> None:
         self._records = records
