@@ -20,8 +20,9 @@ from wima.simulation import Simulation, simulate
 from wima.store import Segments, Storage
 from wima.task import Task, make_task
 
-SAME_NAME = ("rounds", "clients_per_round", "lr", "stack_server", "weighting", "seed", "eval_every")
-SAME_NAME += ("eval_last", "engine", "workers", "diverged")  # settings and arguments of `simulate`
+# Settings that `simulate` takes as they are, by the same name.
+TAKEN = {"rounds", "clients_per_round", "lr", "stack_server", "weighting", "seed", "eval_every"}
+TAKEN |= {"eval_last", "engine", "workers", "diverged"}
 
 
 def build_task(settings: Settings) -> Task:
@@ -98,7 +99,7 @@ def build(
         "schedule": settings.schedule.make("schedule", schedules.BY_NAME),
         "faults": Faults(**{n: getattr(settings, n) for n in ("dropout", "stragglers", "exclude")}),
         "storage": storage(settings, folder),
-        **{name: getattr(settings, name) for name in SAME_NAME},
+        **{name: getattr(settings, name) for name in TAKEN},
         **settings.sgd,
     }
     return simulate(task, algorithm, **{**options, **instead})

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    ConfigRecordValues,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors.torch import load_file
@@ -135,7 +143,11 @@ class Federation(Strategy):
         nodes = {i: there[i] for i in cohort if i in there}
         self._play = Play(state, state.server, t, nodes)
         arrays = to_arrays({"w": state.w})
-        about = {"t": t, "lr": float(lr), "settings": self.settings.to_toml()}
+        about: dict[str, ConfigRecordValues] = {
+            "t": t,
+            "lr": float(lr),
+            "settings": self.settings.to_toml(),
+        }
         if self._algorithm.full_gradient == "cohort":
             self._observe(arrays, ConfigRecord(about))
         messages = self.configure_train(t + 1, arrays, ConfigRecord(about), self._grid)

@@ -43,9 +43,9 @@ class NodeMemory:
         """The memory after the visit of that round; `fresh` if there was none (-1)."""
         if visit < 0 or fresh == ():
             return fresh
-        for about, tensor in (self._in_state(), self._in_file()):
-            if str(visit) in about:
-                return decode(about[str(visit)], fresh, tensor, {})
+        for kept in (self._in_state(), self._in_file()):
+            if kept is not None and str(visit) in kept.about:
+                return decode(kept.about[str(visit)], fresh, kept.tensor, {})
         log.warning("The memory of the visit in round %d is lost; it starts anew.", visit + 1)
         return fresh
 
@@ -64,15 +64,15 @@ class NodeMemory:
         if self._store is not None:
             self._store.keep([self._store.write("memory", tensors, about)])
 
-    def _in_state(self) -> Kept:
+    def _in_state(self) -> Kept | None:
         arrays, about = self._records.get(ARRAYS), self._records.get(ABOUT)
         if not isinstance(arrays, ArrayRecord) or not isinstance(about, ConfigRecord):
-            return Kept({}, {}.__getitem__)
+            return None
         return Kept(json.loads(str(about["visits"])), to_tensors(arrays).__getitem__)
 
-    def _in_file(self) -> Kept:
+    def _in_file(self) -> Kept | None:
         store = self._store
         names = [] if store is None else store.names("memory")
         if store is None or not names:
-            return Kept({}, {}.__getitem__)
+            return None
         return Kept(store.about(names[-1]), lambda key: store.read(names[-1], key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import ConfigRecordValues, Context
 from flwr.serverapp import Grid, ServerApp
 
 from wima.build import build_task
@@ -37,6 +37,8 @@ def simulate_on_flower(settings: Settings, out: Path, options: Options) -> Run:
         strategy.start(grid)
 
     nodes = build_task(settings).data.num_clients
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    backend: dict[str, dict[str, ConfigRecordValues]] = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0}
+    }
     run_simulation(app, client_app, num_supernodes=nodes, backend_config=backend)
     return read_run(out)
