@@ -73,6 +73,8 @@ class Programs:
         while not fact():
             if time.monotonic() > end:
                 raise AssertionError(f"{what}: not in {seconds:g} s\n{self.logs()}")
+            for process in self._started:
+                process.poll()  # children watch whether their parent is gone, not a zombie
             time.sleep(0.1)
 
     def __exit__(self, *exception: object) -> None:

@@ -35,7 +35,7 @@ SETTINGS = (
     f"clients={CLIENTS} clients_per_round=2 alpha=1.0 algorithm=scaffold rounds={ROUNDS} "
     f"window={WINDOW} lr=0.1 batch_size=20 epochs=1 seed=6"
 )
-PATIENCE = 240  # seconds for what takes ten on a free machine
+PATIENCE = 240  # seconds for a step that takes ten on a free machine
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (BIN / "flower-superlink").exists(), reason="Flower is not installed"),
@@ -103,7 +103,8 @@ class Deployment:
         return records.read_bytes().count(b"\n") if records.exists() else 0
 
     def wait_for_rounds(self, count: int) -> None:
-        self.programs.wait_for(lambda: self.done() >= count, PATIENCE, f"round {count}")
+        for t in range(self.done() + 1, count + 1):
+            self.programs.wait_for(lambda t=t: self.done() >= t, PATIENCE, f"round {t}")
 
     def kill_server_app(self) -> None:
         apps = [p for p in descendants(self.superlink.pid) if "flwr-serverapp" in command_of(p)]
@@ -120,7 +121,7 @@ class Deployment:
         return status["state"] == "done"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_scaffold_with_a_window_survives_nodes_and_server(tmp_path: Path) -> None:
     with Programs(tmp_path) as programs:
         here = Deployment(programs)
@@ -138,6 +139,7 @@ def test_scaffold_with_a_window_survives_nodes_and_server(tmp_path: Path) -> Non
         here.kill_server_app()
         before = here.run_folder.joinpath("records.jsonl").read_bytes()
         here.run()
+        here.wait_for_rounds(ROUNDS)
         programs.wait_for(here.finished, PATIENCE, "the end of the run")
         check_refused(here, refused)
     check_run(here.run_folder, before, left_in)
