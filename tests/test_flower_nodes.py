@@ -8,7 +8,8 @@ pytest.importorskip("flwr")
 
 from flower_grid import SIZES, LocalGrid, assert_same, models_of, over, settings_of, simulated
 
-from wima.errors import RunError
+from wima.errors import RunError, UsageError
+from wima.launch import resume
 
 
 def test_a_node_that_lost_its_memory_starts_anew_and_says_so(tmp_path, caplog):
@@ -90,6 +91,8 @@ def test_nodes_that_fail_in_every_round_end_the_run(tmp_path):
     grid = LocalGrid(len(SIZES), data=str(tmp_path / "no-such.npz"))
     with pytest.raises(RunError, match="No node sent a usable update in 3 rounds in a row"):
         over(grid, settings, tmp_path / "run")
+    with pytest.raises(UsageError, match=r"engine 'flower'.*the way it was started"):
+        resume(tmp_path / "run")
 
 
 def test_two_nodes_of_one_client_count_once_and_strangers_not_at_all(tmp_path, caplog):
