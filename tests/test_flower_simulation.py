@@ -19,7 +19,8 @@ from wima.build import build
 from wima.config import load_settings
 from wima.runs import read_run
 
-QUICK = ["clients=4", "clients_per_round=2", "rounds=3", "window=2", "algorithm=scaffold"]
+QUICK = ["clients=4", "clients_per_round=2", "rounds=3", "window=2"]
+QUICK += ["algorithm=scaffold", "alpha=1.0"]
 PATIENCE = 240  # seconds for what takes thirty on a free machine
 pytestmark = [
     pytest.mark.slow,
