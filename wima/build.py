@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from wima import algorithms, averaging, data, models, schedules, server_opt
+from wima.algorithms.base import Algorithm
 from wima.checks import is_number
 from wima.config import Settings
 from wima.errors import check
@@ -17,6 +19,10 @@ from wima.plan import check_plan, make_plan
 from wima.simulation import Simulation, simulate
 from wima.store import Segments, Storage
 from wima.task import Task, make_task
+
+# Settings that `simulate` takes as they are, by the same name.
+TAKEN = {"rounds", "clients_per_round", "lr", "stack_server", "weighting", "seed", "eval_every"}
+TAKEN |= {"eval_last", "engine", "workers", "diverged"}
 
 
 def build_task(settings: Settings) -> Task:
@@ -72,9 +78,14 @@ def build(
     settings: Settings,
     folder: Path | None = None,
     tell: Callable[[str], object] = lambda line: None,
+    algorithm: Algorithm | None = None,
+    **instead: Any,
 ) -> Simulation:
-    """A simulation that is ready to run; folder: for what is kept in files; tell: gets the plan."""
-    algorithm = settings.algorithm.make("algorithm", algorithms.BY_NAME)
+    """A simulation that is ready to run; folder: for what is kept in files; tell: gets the plan.
+
+    algorithm and other arguments of `simulate` take the place of what the settings name.
+    """
+    algorithm = algorithm or settings.algorithm.make("algorithm", algorithms.BY_NAME)
     server = settings.server.make("server optimizer", server_opt.BY_NAME)
     averagers = [choice.make("averager", averaging.BY_NAME) for choice in settings.averagers]
     task = build_task(settings)
@@ -82,24 +93,13 @@ def build(
         plan = make_plan(settings, task, algorithm, averagers)
         check_plan(plan, settings, folder)
         tell(plan.in_words(settings))
-    return simulate(
-        task,
-        algorithm,
-        server_opt=server,
-        averagers=averagers,
-        rounds=settings.rounds,
-        clients_per_round=settings.clients_per_round,
-        lr=settings.lr,
-        schedule=settings.schedule.make("schedule", schedules.BY_NAME),
-        stack_server=settings.stack_server,
-        weighting=settings.weighting,
-        seed=settings.seed,
-        eval_every=settings.eval_every,
-        eval_last=settings.eval_last,
-        engine=settings.engine,
-        workers=settings.workers,
-        faults=Faults(**{n: getattr(settings, n) for n in ("dropout", "stragglers", "exclude")}),
-        diverged=settings.diverged,
-        storage=storage(settings, folder),
+    options: dict[str, Any] = {
+        "server_opt": server,
+        "averagers": averagers,
+        "schedule": settings.schedule.make("schedule", schedules.BY_NAME),
+        "faults": Faults(**{n: getattr(settings, n) for n in ("dropout", "stragglers", "exclude")}),
+        "storage": storage(settings, folder),
+        **{name: getattr(settings, name) for name in TAKEN},
         **settings.sgd,
-    )
+    }
+    return simulate(task, algorithm, **{**options, **instead})

@@ -11,6 +11,7 @@ import typer
 from wima import __version__
 from wima.cli_average import advise, average
 from wima.cli_data import app as data_app
+from wima.cli_flower import app as flower_app
 from wima.cli_paper import paper, sweep
 from wima.errors import RunError, UsageError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 for command in (paper, sweep, average, advise):
     app.command()(command)
 
@@ -78,8 +80,9 @@ def resume(
 ) -> None:
     """Go on with a run that was interrupted, killed or failed, to the same result."""
     from wima.launch import resume as go_on
+    from wima.report.show import show
 
-    _show(go_on(path), path)
+    show(go_on(path), path)
 
 
 @app.command()
@@ -145,24 +148,10 @@ def list_(
 def _run_and_show(settings: object, path: Path) -> None:
     from wima.config import Settings
     from wima.launch import launch
+    from wima.report.show import show
 
     assert isinstance(settings, Settings)
-    _show(launch(settings, path), path)
-
-
-def _show(run: object, path: Path) -> None:
-    from rich.console import Console
-
-    from wima.report.summary import draw_curves, summarize
-    from wima.report.table import summary_table
-    from wima.runs import Run
-
-    assert isinstance(run, Run)
-    finished = run
-    draw_curves(finished, path / "curves.png")
-    Console().print(summary_table(summarize(finished)))
-    print(f"Records: {path / 'records.jsonl'}")
-    print(f"Picture: {path / 'curves.png'}")
+    show(launch(settings, path), path)
 
 
 def main() -> None:

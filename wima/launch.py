@@ -18,7 +18,8 @@ from wima.build import build
 from wima.checkpoint import Checkpoint
 from wima.config import HOW, Settings
 from wima.console import Progress
-from wima.errors import Diverged, RunError, UsageError
+from wima.engine import NAMES
+from wima.errors import Diverged, RunError, UsageError, check
 from wima.lock import Lock
 from wima.runs import Run, RunFolder, check_free, environment, first_lines, read_run
 from wima.simulation import Record, Simulation
@@ -55,12 +56,15 @@ def default_path(settings: Settings) -> Path:
     return Path("runs") / name
 
 
-def launch(settings: Settings, path: Path, progress: Follow = Progress) -> Run:
-    """Run the settings and record the run at `path`; nothing is written before all is checked."""
+def launch(settings: Settings, path: Path, progress: Follow = Progress, **instead: Any) -> Run:
+    """Run the settings and record the run at `path`; nothing is written before all is checked.
+
+    instead: what takes the place of things that the settings name, see `build`.
+    """
     check_free(path)
     trackers = Trackers(settings.trackers)
     try:
-        with build(settings, path / FOLDER, print) as simulation:
+        with build(settings, path / FOLDER, print, **instead) as simulation:
             folder = RunFolder.create(path, settings, simulation.facts())
             Player(simulation, folder, settings, trackers, progress).play()
     except KeyboardInterrupt:
@@ -68,7 +72,7 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress) -> Run:
     return read_run(path)
 
 
-def resume(path: Path, progress: Follow = Progress) -> Run:
+def resume(path: Path, progress: Follow = Progress, **instead: Any) -> Run:
     """Go on with a run from its newest whole checkpoint; from the start if there is none."""
     run = read_run(path)
     lock = Lock(path)
@@ -77,8 +81,13 @@ def resume(path: Path, progress: Follow = Progress) -> Run:
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
         trackers = Trackers(run.settings.trackers)
         engine = run.environment.get("engine", run.settings.engine)
+        check(
+            engine in NAMES or "engine" in instead,
+            f"The run in {path} was played by engine {engine!r}, which `wima resume` does not "
+            "have; start it again the way it was started.",
+        )
         settings = run.settings.model_copy(update={"engine": engine})
-        with build(settings, path / FOLDER) as simulation:
+        with build(settings, path / FOLDER, **instead) as simulation:
             store = simulation.store or Segments(path / FOLDER)
             found, wrong = checkpoint.find(store)
             usable = [c for c in found if _has_records(path, c)]

@@ -17,7 +17,7 @@ from wima.averaging import Averager, Watch, named
 from wima.checks import check_count, check_rate, is_count
 from wima.cohorts import Cohorts, check_cohort_size, checked_cohort, uniform_cohorts
 from wima.data.batches import LocalSGD
-from wima.engine import make_engine
+from wima.engine import MakeEngine, make_engine
 from wima.engine.base import RoundState, Setup, Weighting, first_state, naming, one_thread
 from wima.engine.guard import untouched
 from wima.errors import Diverged, RunError, UsageError, check
@@ -62,7 +62,7 @@ class Simulation:
         lr: Callable[[int], float],
         cohorts: Cohorts,
         evaluate_at: Callable[[int], bool],
-        engine: str,
+        engine: str | MakeEngine,
         workers: int | None,
         storage: Storage,
         diverged: float,
@@ -155,7 +155,7 @@ class Simulation:
     def _begin(self, t: int) -> None:
         """Let workers that find nothing more to evaluate start on the next round."""
         cohort: list[int] = []
-        if t < self.rounds:
+        if t < self.rounds and self._engine.runs_ahead:
             with suppress(Exception):  # of a user's cohorts: the round itself will say so
                 cohort = self.setup.faults.survivors(self.setup.seed, t, self._cohort(t))
         if cohort:
@@ -211,7 +211,7 @@ def simulate(
     cohorts: Cohorts | None = None,
     eval_every: int = 1,
     eval_last: int = 100,
-    engine: str = "auto",
+    engine: str | MakeEngine = "auto",
     workers: int | None = None,
     faults: Faults | None = None,
     diverged: float = 1e4,
@@ -224,6 +224,7 @@ def simulate(
     schedule: how lr changes over the rounds; see `wima.schedules`.
     stack_server: let a server optimizer follow an algorithm that has a server rule of its own.
     eval_every: evaluate every so many rounds, and in each of the `eval_last` last ones; 0: never.
+    engine: its name, or a function that makes one.
     cohorts: (seed, t) -> the clients of round t, instead of uniform sampling.
     faults: clients that drop out, straggle or return nonsense; see `Faults`.
     diverged: the run ends when the model's norm exceeds so many times that of the initial model

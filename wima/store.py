@@ -75,6 +75,10 @@ class Segments:
             self._open[name] = safe_open(self.folder / name, framework="pt")
         return self._open[name]
 
+    def names(self, kind: str) -> list[str]:
+        """The segments of a kind, oldest first."""
+        return sorted(path.name for path in self.folder.glob(f"{kind}-*{SUFFIX}"))
+
     def verify(self, name: str, expected: str) -> None:
         """Raise `RunError` unless the file is there with this checksum."""
         path = self.folder / name

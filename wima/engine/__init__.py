@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from wima.engine.base import Engine, Setup
 from wima.engine.choice import choose
 from wima.engine.local import Solver
@@ -15,10 +18,11 @@ from wima.machine import cores
 from wima.vector import Vector
 
 NAMES = ("auto", "reference", "serial", "processes", "batched")
+MakeEngine: TypeAlias = Callable[[Setup], Engine]
 
 
 def make_engine(
-    name: str,
+    name: str | MakeEngine,
     setup: Setup,
     w: Vector,
     clients_per_round: int,
@@ -26,7 +30,9 @@ def make_engine(
     models: int = 1,
     rounds: int = 1,
 ) -> Engine:
-    """The engine of that name, ready to evaluate so many models."""
+    """The engine of that name, ready to evaluate so many models; or what the function makes."""
+    if callable(name):
+        return name(setup)
     if name == "auto":
         return _auto(setup, w, clients_per_round, workers, models, rounds)
     if name == "reference":

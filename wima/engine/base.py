@@ -57,6 +57,7 @@ class Engine(Protocol):
     """Plays rounds."""
 
     name: str
+    runs_ahead: bool  # whether `begin` is of use
 
     def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None: ...
 

@@ -52,6 +52,10 @@ class ClientMemory:
         if state != ():
             self._pending[client] = state
 
+    def written(self, client: int) -> bool:
+        """Whether the round that is going on wrote the client's state."""
+        return client in self._pending
+
     def commit(self) -> None:
         """The round is done: what it wrote counts."""
         for client, state in self._pending.items():

@@ -21,6 +21,7 @@ class Reference:
     """Plays rounds one client after the other, as the formulas read."""
 
     name = "reference"
+    runs_ahead = False
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

@@ -62,6 +62,8 @@ class Evaluates(Protocol):
 class Pooled:
     """An engine made of a pool.  Same bytes as `Reference`, whatever the pool."""
 
+    runs_ahead = True
+
     def __init__(self, name: str, setup: Setup, pool: Pool) -> None:
         self.name, self.setup, self.pool = name, setup, pool
         self._begun: Opening | None = None

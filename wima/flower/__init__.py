@@ -1,4 +1,4 @@
-"""Bridges to Flower: the window on any strategy, and any Flower app on our processes."""
+"""Bridges to Flower: averages on any strategy, our algorithms as an app, any app on our processes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,39 @@ from typing import TYPE_CHECKING, Any
 from wima.errors import UsageError
 
 if TYPE_CHECKING:
+    from wima.flower.client import client_app
+    from wima.flower.federation import Federation
     from wima.flower.grid import LocalGrid, run_flower
     from wima.flower.legacy import averaged_legacy
+    from wima.flower.options import Options
+    from wima.flower.server import server_app
     from wima.flower.strategy import averaged
 
 if find_spec("flwr") is None:
     raise UsageError("wima.flower needs Flower, which is not installed: pip install 'wima[flower]'")
 
-# Name -> module, loaded at first use.
+# Name -> module, loaded at first use: a node that only answers who it is need not wait for torch.
 _WHERE = {
+    "Federation": "federation",
     "LocalGrid": "grid",
+    "Options": "options",
     "averaged": "strategy",
     "averaged_legacy": "legacy",
+    "client_app": "client",
     "run_flower": "grid",
+    "server_app": "server",
 }
 
-__all__ = ["LocalGrid", "averaged", "averaged_legacy", "run_flower"]
+__all__ = [
+    "Federation",
+    "LocalGrid",
+    "Options",
+    "averaged",
+    "averaged_legacy",
+    "client_app",
+    "run_flower",
+    "server_app",
+]
 
 
 def __getattr__(name: str) -> Any:

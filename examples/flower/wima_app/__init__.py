@@ -1,0 +1,1 @@
+"""A Flower app whose two halves come from wima."""
