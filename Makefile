@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/wima demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -71,3 +71,9 @@ def published() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the real data sets are not at hand (no ../shared/data)")
     return SHARED
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the longest tests first, so that none is left to run alone at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

@@ -21,6 +21,7 @@ from wima.data.batches import Batch
 from wima.data.femnist import read_femnist
 from wima.data.load import label_counts
 from wima.data.manage import import_data
+from wima.data.mapped import as_tensor
 from wima.data.split import split
 from wima.data.store import open_ready
 from wima.engine.base import one_thread
@@ -136,7 +137,7 @@ def test_cifar10_pixels_are_the_publishers_planes(cifar10, cifar10_files):
 
 def test_the_models_input_has_mean_zero_and_deviation_one(cifar10, cifar100):
     for name, arrays in (("cifar10", cifar10), ("cifar100", cifar100)):
-        x = load(name).transform.evaluate(torch.from_numpy(arrays["x"][:5_000]))
+        x = load(name).transform.evaluate(as_tensor(arrays["x"][:5_000]))
         assert x.mean((0, 2, 3)).abs().max() < 0.05  # a tenth of the set stands for the whole
         assert (x.std((0, 2, 3)) - 1).abs().max() < 0.05
 
@@ -208,7 +209,7 @@ def test_femnist_models_see_ink_on_nothing(femnist, femnist_files):
     name = str(femnist.train.names[client])
     path = femnist_files / "federated_emnist_train.sqlite"
     shape, dtype, content = fedjax_client(path, name, "pixels")
-    x = femnist.transform.train(torch.from_numpy(femnist.train.client(client)[0]), (0,))
+    x = femnist.transform.train(as_tensor(femnist.train.client(client)[0]), (0,))
     assert x.dtype == torch.float32 and x.shape == (shape[0], 1, 28, 28)
     expected = 1 - np.frombuffer(content, dtype).reshape(-1, 1, 28, 28)
     assert np.abs(x.numpy() - expected).max() < 1e-6

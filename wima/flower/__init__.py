@@ -1,4 +1,4 @@
-"""Bridges to Flower: averages on any strategy, our algorithms as an app, any app on our processes."""
+"""Bridges to Flower: averages on any strategy, our algorithms as an app, any app on our pool."""
 
 from __future__ import annotations
 

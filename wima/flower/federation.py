@@ -24,7 +24,6 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from safetensors.torch import load_file
 
 from wima import algorithms, launch, server_opt
 from wima.algorithms.base import State
@@ -34,10 +33,11 @@ from wima.errors import RunError, UsageError, check
 from wima.evaluation import Metrics
 from wima.flower.options import Options
 from wima.flower.records import pack, to_arrays
+from wima.flower.result import as_result
 from wima.flower.roster import Roster
 from wima.flower.serverside import Counted, ServerSide
 from wima.flower.updates import Senseless, Update, read_update, too_long
-from wima.runs import Run, read_run
+from wima.runs import read_run
 from wima.simulation import check_server_rule
 from wima.vector import Vector
 
@@ -102,12 +102,12 @@ class Federation(Strategy):
         self._grid = grid
         if timeout is not None:
             self.options = replace(self.options, round_seconds=timeout)
-        how: dict[str, Any] = {"algorithm": self._algorithm, "engine": self._engine}
-        how["cohorts"] = self._cohort
+        parts: dict[str, Any] = {"algorithm": self._algorithm, "engine": self._engine}
+        parts["cohorts"] = self._cohort
         if (self.out / "settings.toml").is_file():
             self._check_same()
-            return _result(launch.resume(self.out, **how))
-        return _result(launch.launch(self.settings, self.out, **how))
+            return as_result(launch.resume(self.out, **parts))
+        return as_result(launch.launch(self.settings, self.out, **parts))
 
     def _check_same(self) -> None:
         """Another run's folder is not written to."""
@@ -287,18 +287,3 @@ class Federation(Strategy):
 
     def summary(self) -> None:
         log.info("%s, averagers %s", self.settings.algorithm, self.settings.averagers)
-
-
-def _result(run: Run) -> Result:
-    """A finished run as Flower tells it: the plain model, and the metrics of all models."""
-    result = Result(arrays=to_arrays(load_file(run.path / "models" / "plain.safetensors")))
-    for record in run.records:
-        metrics = {
-            f"{model}/{name}": value
-            for model, values in record["metrics"].items()
-            for name, value in values.items()
-            if value is not None
-        }
-        if metrics:
-            result.evaluate_metrics_serverapp[record["t"]] = MetricRecord(metrics)
-    return result

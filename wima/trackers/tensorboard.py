@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class TensorBoard:
         self._done = 0 if fresh else min(_rounds_in(folder), len(run.records))
         # Readers forget what earlier files have of the rounds from `purge_step` on.
         purge = None if fresh else self._done + 1
+        _wait_for_a_later_name(folder)
         self._writer = self._writers.SummaryWriter(str(folder), purge_step=purge, flush_secs=FLUSH)
         # The first would name the metrics; without it, TensorBoard takes all scalars.
         _, begin, self._end = self._summaries.hparams(hyperparameters(run.settings), {})
@@ -46,6 +48,14 @@ class TensorBoard:
         if state == "done":
             self._writer.file_writer.add_summary(self._end)
         self._writer.close()
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Readers go by the second in files' names: a new file must not have that of an older one."""
+    seconds = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+    newest = max((int(second) for second in seconds if second.isdigit()), default=0)
+    while newest - 5 < time.time() < newest + 1:
+        time.sleep(0.05)
 
 
 def _rounds_in(folder: Path) -> int:
