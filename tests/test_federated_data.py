@@ -13,6 +13,8 @@ import torch
 from wima.data import FederatedData, load, load_npz
 from wima.data.batches import LocalSGD, batches, tensors
 from wima.data.digits import digits
+from wima.data.mapped import read_rows
+from wima.engine.shared import Shared
 from wima.errors import UsageError
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -333,6 +335,19 @@ def test_clients_that_were_read_leave_no_pages_behind(tmp_path):
         rows = data._rows(client)
         assert torch.equal(torch.cat(parts).sort(0).values, torch.from_numpy(x[rows]))
     assert resident(data.x) < 4 * 20 * 3000 * 4 < data.x.nbytes / 50
+
+
+def test_rows_of_a_large_mapped_array_are_read_from_its_file(tmp_path):
+    _, data = mapped_data(tmp_path)
+    shared = Shared()
+    elsewhere = shared.share(data.x).open()  # as a worker maps it
+    for array in (data.x, elsewhere):
+        for rows in (array[:1], array[41:97], array[-3:], array[5:5]):
+            read = read_rows(rows)
+            assert read.base is None or rows.size == 0
+            assert np.array_equal(read, rows) and read.dtype == rows.dtype
+        assert read_rows(array[::2]).base is not None  # not in one piece: as it is mapped
+    shared.close()
 
 
 def test_mapped_arrays_are_read_only(tmp_path):

@@ -157,6 +157,25 @@ def test_what_is_missing_unfinished_or_diverged_says_so(report):
         assert text in table
 
 
+def test_rows_and_columns_of_which_nothing_was_started_are_not_shown(tmp_path):
+    models = {"plain": "plain", "WIMA": "wima10"}
+    write_run(tmp_path / "pool" / "there", {"rounds": ROUNDS}, curves(0), "done")
+    there = Cell("FedAvg", COLUMN, 0, "there", models)
+    gone = [Cell(row, OTHER, 0, "gone", models) for row in ("FedAvg", "SCAFFOLD")]
+    write_sheet(make_sheet([there, *gone]), tmp_path / "pool")
+    write_report([tmp_path / "pool"], tmp_path / "out")
+    shown = {(line["row"], line["column"]) for line in numbers(tmp_path / "out")}
+    assert shown == {("FedAvg", COLUMN)}
+    assert OTHER not in (tmp_path / "out" / "tables" / "sota.md").read_text(encoding="utf-8")
+
+
+def test_one_markdown_page_has_all_tables_and_the_machines(report, pool):
+    text = (report / "report.md").read_text(encoding="utf-8")
+    table = (report / "tables" / "sota.md").read_text(encoding="utf-8")
+    assert "#" + table.rstrip("\n") in text and "## Machines" in text
+    assert f"- {len(list(pool.glob('*/status.json')))} runs: " in text
+
+
 def test_stability_target_and_forgetting_are_in_the_data(report):
     plain = curves(0)["plain"]
     line = place(report, "FedAvg", COLUMN, "plain", "0")
@@ -170,7 +189,7 @@ def test_everything_is_written_and_figures_are_pictures(report):
     names = {str(path.relative_to(report)) for path in report.rglob("*") if path.is_file()}
     figures = {f"figures/sota-{n}.{kind}" for n in (1, 2) for kind in ("png", "svg")}
     tables = {f"tables/sota.{kind}" for kind in ("md", "tex", "csv")}
-    assert names == {"index.html", "data.csv", MARKER} | figures | tables
+    assert names == {"index.html", "data.csv", "report.md", MARKER} | figures | tables
     for name in figures:
         content = (report / name).read_bytes()
         if name.endswith("svg"):

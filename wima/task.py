@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from wima.data.batches import Batch
 from wima.data.federated import FederatedData
-from wima.data.mapped import as_tensor
+from wima.data.mapped import as_tensor, release_rows
 from wima.data.transform import Transform
 from wima.device import seeded
 from wima.errors import RunError, UsageError, check
@@ -107,6 +107,7 @@ def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) 
     outputs = output.shape[1]
     for kind, labels in (("training", data.y), ("test", y_test.numpy())):
         low, high = int(labels.min()), int(labels.max())
+        release_rows(labels)
         check(
             low >= 0 and high < outputs,
             f"The model has {outputs} outputs, so labels must be in 0 ... {outputs - 1}, but the "

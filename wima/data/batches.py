@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wima.checks import check_count, is_number
 from wima.data.federated import FederatedData
-from wima.data.mapped import as_tensor, release
+from wima.data.mapped import as_tensor, read_rows
 from wima.errors import check
 from wima.faults import shortened
 from wima.randomness import rng
@@ -106,9 +106,7 @@ def batches(
     # Gathered once, and by torch: its memory is aligned alike in every process, so the bits are.
     chosen = torch.from_numpy(np.concatenate(plan))
     sizes = [len(index) for index in plan]
-    x, y = x[chosen], y[chosen]
-    release(data, client)
-    pairs = zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
+    pairs = zip(torch.split(x[chosen], sizes), torch.split(y[chosen], sizes), strict=True)
     for k, (x_k, y_k) in enumerate(pairs):
         yield Batch(x_k, y_k, (seed, t, client, k))
 
@@ -124,6 +122,6 @@ def everything(
 
 
 def tensors(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
-    """A client's arrays as torch tensors, without a copy."""
-    x, y = data.client(client)
+    """A client's arrays as torch tensors, without a copy if they are in memory."""
+    x, y = (read_rows(rows) for rows in data.client(client))
     return as_tensor(x), as_tensor(y)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from wima.data.mapped import keep_file
+
 
 class Handle(NamedTuple):
     """How a child process finds a shared array again."""
@@ -27,7 +29,9 @@ class Handle(NamedTuple):
     def open(self) -> npt.NDArray[Any]:
         """Map the array into this process."""
         if self.file is not None:
-            return np.memmap(self.file, np.dtype(self.dtype), "c", self.offset, self.shape)
+            array = np.memmap(self.file, np.dtype(self.dtype), "c", self.offset, self.shape)
+            keep_file(array)
+            return array
         count = prod(self.shape)
         if count == 0:
             return np.empty(self.shape, np.dtype(self.dtype))

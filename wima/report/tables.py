@@ -106,8 +106,9 @@ Members = Mapping[str, Mapping[int, tuple[Trace | None, str]]]  # heading -> see
 
 
 def sheet_table(path: Path, sheet: Sheet, found: Found, measure: Measure) -> Table:
-    """The table of a sheet; its runs are looked up beside it."""
+    """The table of a sheet; its runs are looked up beside it.  Rows and columns without any go."""
     last = measure.last or sheet.last
+    sheet = _begun(sheet, path.parent)
     places: dict[tuple[str, str], dict[str, dict[int, tuple[Trace | None, str]]]] = {}
     for cell in sheet.cells:
         run = found.runs.get((path.parent / cell.run).resolve())
@@ -115,6 +116,17 @@ def sheet_table(path: Path, sheet: Sheet, found: Found, measure: Measure) -> Tab
         for heading, model in cell.models.items():
             place.setdefault(heading, {}).setdefault(cell.seed, (run, model))
     return make_table(sheet, places, last, measure)
+
+
+def _begun(sheet: Sheet, folder: Path) -> Sheet:
+    """The sheet without the rows and columns of which no run was started; all, if none was."""
+    begun = [cell for cell in sheet.cells if (folder / cell.run).exists()] or sheet.cells
+    rows, columns = {cell.row for cell in begun}, {cell.column for cell in begun}
+    return sheet._replace(
+        rows=[row for row in sheet.rows if row in rows],
+        columns=[column for column in sheet.columns if column in columns],
+        cells=[cell for cell in sheet.cells if cell.row in rows and cell.column in columns],
+    )
 
 
 def make_table(

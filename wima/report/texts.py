@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any, NamedTuple
 
+from wima.report.gather import Omitted
 from wima.report.measure import Measure
 from wima.report.tables import PLAIN, Entry, Table
 
@@ -117,6 +119,28 @@ def notes(table: Table, measure: Measure) -> list[str]:
         told.append("* One seed: the interval is from the rounds of that run (batch means).")
     told += [sheet.note] if sheet.note else []
     return told + ([f"Command: {sheet.command}"] if sheet.command else [])
+
+
+def whole_page(
+    tables: Sequence[Table], omitted: Sequence[Omitted], measure: Measure, facts: Mapping[str, str]
+) -> str:
+    """All tables on one Markdown page, with the machines and versions behind them."""
+    made = f"Made by `{facts['command']}`, wima {facts['version']}, {facts['made']}."
+    parts = [f"# {_md(facts['title'])}", made]
+    parts += ["#" + markdown(table, measure).rstrip("\n") for table in tables]
+    runs = {id(run): run for table in tables for run in table.runs()}.values()
+    machines = Counter(_machine(run.environment) for run in runs)
+    hours = sum(run.seconds or 0 for run in runs) / 3600
+    counted = [f"- {count} runs: {_md(machine)}" for machine, count in machines.most_common()]
+    parts += ["## Machines", "\n".join([f"- {hours:.1f} hours of rounds in all", *counted])]
+    left = [f"- {_md(item.path)}: {_md(item.reason)}" for item in omitted]
+    parts += ["## Left out", "\n".join(left)] if left else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine(around: Mapping[str, Any]) -> str:
+    keys = ("processor", "cores", "python", "torch", "wima", "code")
+    return ", ".join(f"{key} {around[key]}" for key in keys if around.get(key))
 
 
 def markdown(table: Table, measure: Measure) -> str:

@@ -21,7 +21,7 @@ from wima.report.groups import runs_table
 from wima.report.measure import Measure
 from wima.report.page import page
 from wima.report.tables import Table, sheet_table
-from wima.report.texts import data_csv, latex, markdown, table_csv
+from wima.report.texts import data_csv, latex, markdown, table_csv, whole_page
 
 
 class Report(NamedTuple):
@@ -118,8 +118,10 @@ def _fill(
         texts = [f"tables/{table.slug}.{ending}" for ending in writers]
         drawn = draw_table(table, folder / "figures", measure)
         files[table.slug] = [*texts, *(f"figures/{name}" for name in drawn)]
+    facts = _facts(title)
     _write(folder / "data.csv", data_csv(tables))
-    _write(folder / "index.html", page(tables, omitted, measure, _facts(title), files))
+    _write(folder / "report.md", whole_page(tables, omitted, measure, facts))
+    _write(folder / "index.html", page(tables, omitted, measure, facts, files))
 
 
 def _write(path: Path, text: str) -> None:
