@@ -73,6 +73,27 @@ def published() -> Path:
     return SHARED
 
 
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path):
+    """Run a command in this process, inside an empty folder: exit code, output, errors."""
+    from wima.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wima", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return call
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with the longest tests first, so that none is left to run alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

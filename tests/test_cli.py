@@ -13,30 +13,10 @@ import pytest
 from matplotlib.axes import Axes
 
 import wima
-from wima.cli import main
 from wima.runs import read_run
 
 ROOT = Path(__file__).parents[1]
 QUICK = ("clients=20", "clients_per_round=2", "rounds=3")
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
-    """Run a command in this process, inside an empty folder: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["wima", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def shell(*arguments: str, cwd: Path, **options) -> subprocess.CompletedProcess[str]:

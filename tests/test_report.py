@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 from benchmarks.micro.report import moving_mean, write_run, write_runs
-from wima.cli import main
 from wima.config import make_settings
 from wima.errors import UsageError
 from wima.experiments.printed import printed
@@ -80,23 +78,6 @@ def report(pool: Path) -> Path:
     out = pool.parent / "report"
     write_report([pool], out, Measure(target=0.65))
     return out
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
-    """A command in this process, inside an empty folder: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["wima", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def data_of(report: Path) -> dict:

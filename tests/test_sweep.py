@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from wima.cli import main
 from wima.experiments.definition import experiments
 from wima.experiments.grid import expand_grid
 from wima.experiments.sheet import read_sheet
@@ -31,22 +30,6 @@ def played(jobs, folder, workers=2):
 
 def states(sweep):
     return [state.state for state in sweep.states]
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
-    """Run a command in this process, inside an empty folder: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["wima", *arguments])
-        try:
-            main()
-        except SystemExit as end:
-            return end.code or 0, *capsys.readouterr()
-        return 0, *capsys.readouterr()
-
-    return call
 
 
 def test_a_sweep_runs_all_once_and_then_nothing(tmp_path):

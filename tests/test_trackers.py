@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from tracked import ROUNDS, after_round, killed_after, outcome, settings_of
 
-from wima.cli import main
 from wima.config import Settings, load_settings
 from wima.errors import Diverged, RunError, UsageError
 from wima.launch import Interrupted, launch, resume
@@ -34,23 +33,6 @@ def plain(tmp_path_factory) -> Path:
 def run(plain, tmp_path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(plain, tmp_path / "copy"))
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
-    """Run a command in this process: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["wima", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture
