@@ -8,6 +8,7 @@ of a round, `{"t": 3, "rounds": 300}`, or how a run ended, `{"end": "done", "mes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ class Teller:
 
     def __init__(self, out: TextIO, rounds: int, done: int) -> None:
         self._out, self._rounds = out, rounds
-        tell(out, {"t": done, "rounds": rounds})
+        self._tell(done)
 
     def __enter__(self) -> Self:
         return self
@@ -36,8 +37,11 @@ class Teller:
         pass
 
     def update(self, record: Record) -> None:
+        self._tell(record.t)
+
+    def _tell(self, t: int) -> None:
         try:
-            tell(self._out, {"t": record.t, "rounds": self._rounds})
+            tell(self._out, {"t": t, "rounds": self._rounds})
         except BrokenPipeError:  # the sweep was killed: keep what was reached
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -70,10 +74,14 @@ def main() -> None:
     """Play runs until there are no more lines, or one is interrupted."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (what runs print)
+    sweep = os.getppid()
     for line in sys.stdin:
+        if os.getppid() != sweep:  # it was killed: nobody waits for this run
+            break
         asked = json.loads(line)
         end, message = play(Path(asked["path"]), asked["settings"], out)
-        tell(out, {"end": end, "message": message})
+        with contextlib.suppress(BrokenPipeError):
+            tell(out, {"end": end, "message": message})
         if end == "interrupted":
             break
 
