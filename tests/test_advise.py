@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import cli  # noqa: F401
 
 from wima.errors import RunError, UsageError
 from wima.saved.advise import (
@@ -193,7 +192,7 @@ def evaluator(folder: Path) -> str:
     return f"{sys.executable} {script} {{}}"
 
 
-def test_the_command_prints_a_table_and_draws_a_picture(cli, tmp_path):  # noqa: F811
+def test_the_command_prints_a_table_and_draws_a_picture(cli, tmp_path):
     walk(tmp_path, noise(12))
     arguments = ["--minimize", "--ends", "2", "--windows", "4,12", "--decays", "0.8"]
     code, out, err = cli("advise", "step_*.npz", "--eval", evaluator(tmp_path), *arguments)
@@ -206,7 +205,7 @@ def test_the_command_prints_a_table_and_draws_a_picture(cli, tmp_path):  # noqa:
     assert code == 2 and "advise.png exists already" in err
 
 
-def test_a_command_that_fails_is_told_and_leaves_nothing(cli, tmp_path):  # noqa: F811
+def test_a_command_that_fails_is_told_and_leaves_nothing(cli, tmp_path):
     files = walk(tmp_path, noise(3))
     code, out, err = cli("advise", "step_*.npz", "--eval", f"{sys.executable} -c 1/0 {{}}")
     assert code == 1 and "ZeroDivisionError" in err and "wima/saved" not in out + err
@@ -215,7 +214,7 @@ def test_a_command_that_fails_is_told_and_leaves_nothing(cli, tmp_path):  # noqa
     assert code == 2 and "at least two checkpoints" in err
 
 
-def test_the_example_on_digits_runs(cli, monkeypatch):  # noqa: F811
+def test_the_example_on_digits_runs(cli, monkeypatch):
     train = str(EXAMPLE / "train.py")
     monkeypatch.setattr(sys, "argv", [train, "digits", "--checkpoints", "8", "--every", "5"])
     runpy.run_path(train, run_name="__main__")

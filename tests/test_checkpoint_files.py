@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_cli import cli  # noqa: F401
 
 import wima
 from wima.averaging import Watch
@@ -241,7 +240,7 @@ def test_order_can_be_that_of_time_or_as_given(tmp_path):
 # The command.
 
 
-def test_the_command_takes_quoted_patterns_and_says_what_was_used(cli, tmp_path):  # noqa: F811
+def test_the_command_takes_quoted_patterns_and_says_what_was_used(cli, tmp_path):
     for n in range(1, 13):
         save(tmp_path / "run" / f"step_{n}.safetensors", small(n))
     code, out, err = cli("average", "run/*.safetensors", "--window", "3", "--out", "mean.pt")

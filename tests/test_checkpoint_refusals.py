@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from test_checkpoint_files import assert_same, load, save, small, without
-from test_cli import cli  # noqa: F401
 
 from wima.saved.mean import average_files
 
@@ -43,7 +42,7 @@ def evil(path: Path, trace: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [("a.pt", "zip"), ("a.ckpt", "old"), ("a.bin", "pickle"), ("a.npz", "npz")]
 )
-def test_a_file_that_wants_to_run_code_is_refused_and_nothing_runs(cli, tmp_path, name, kind):  # noqa: F811
+def test_a_file_that_wants_to_run_code_is_refused_and_nothing_runs(cli, tmp_path, name, kind):
     trace = tmp_path / "trace"
     evil(tmp_path / name, trace, kind)
     code, out, err = cli("average", name, "--out", "mean.safetensors")
@@ -77,7 +76,7 @@ def other(change: str) -> dict[str, torch.Tensor]:
     ],
 )
 @pytest.mark.parametrize("ending", [".safetensors", ".pt", ".npz"])
-def test_checkpoints_of_different_models_are_refused(cli, tmp_path, change, words, ending):  # noqa: F811
+def test_checkpoints_of_different_models_are_refused(cli, tmp_path, change, words, ending):
     names = {save(tmp_path / f"step_{n}{ending}", small(n)).name for n in (1, 3)}
     names.add(save(tmp_path / f"step_2{ending}", other(change)).name)
     code, out, err = cli("average", f"step_*{ending}", "--out", "mean.pt")
@@ -88,7 +87,7 @@ def test_checkpoints_of_different_models_are_refused(cli, tmp_path, change, word
 
 @pytest.mark.parametrize("ending", [".safetensors", ".pt", ".npz"])
 @pytest.mark.parametrize("damage", ["cut", "text", "empty", "folder of that name", "flipped"])
-def test_a_damaged_file_is_named_and_nothing_is_written(cli, tmp_path, ending, damage):  # noqa: F811
+def test_a_damaged_file_is_named_and_nothing_is_written(cli, tmp_path, ending, damage):
     save(tmp_path / f"step_1{ending}", small(1))
     bad = save(tmp_path / f"step_2{ending}", small(2))
     content = bad.read_bytes()
@@ -121,7 +120,7 @@ def test_a_damaged_file_is_named_and_nothing_is_written(cli, tmp_path, ending, d
         (["brain.pt", "--out", "m.npz"], [".npz cannot hold bfloat16", "'w'"]),
     ],
 )
-def test_mistakes_end_with_2_and_change_no_file(cli, tmp_path, arguments, words):  # noqa: F811
+def test_mistakes_end_with_2_and_change_no_file(cli, tmp_path, arguments, words):
     save(tmp_path / "step_1.pt", small(1))
     save(tmp_path / "brain.pt", {"w": torch.ones(2).bfloat16()})
     np.savez(tmp_path / "int.npz", t=np.arange(3))
@@ -135,7 +134,7 @@ def test_mistakes_end_with_2_and_change_no_file(cli, tmp_path, arguments, words)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_force_replaces_an_output_that_exists(cli, tmp_path):  # noqa: F811
+def test_force_replaces_an_output_that_exists(cli, tmp_path):
     save(tmp_path / "step_1.pt", small(1))
     (tmp_path / "old.npz").write_text("mine")
     assert cli("average", "step_1.pt", "--out", "old.npz", "--force")[0] == 0
@@ -145,7 +144,7 @@ def test_force_replaces_an_output_that_exists(cli, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     "out", ["gone/mean.pt", "note.txt/mean.pt", "/proc/mean.pt", "x" * 300 + ".pt"]
 )
-def test_an_output_that_cannot_be_written_is_told(cli, tmp_path, out):  # noqa: F811
+def test_an_output_that_cannot_be_written_is_told(cli, tmp_path, out):
     save(tmp_path / "step_1.pt", small(1))
     (tmp_path / "note.txt").write_text("mine")
     code, _, err = cli("average", "step_1.pt", "--out", out)
@@ -170,7 +169,7 @@ def full_disk():
     ("ending", "numbers"),
     [(".safetensors", 100_000), (".npz", 100_000), (".pt", 100_000), (".pt", 24_900)],
 )
-def test_a_full_disk_leaves_nothing_half_written(cli, full_disk, tmp_path, ending, numbers):  # noqa: F811
+def test_a_full_disk_leaves_nothing_half_written(cli, full_disk, tmp_path, ending, numbers):
     save(tmp_path / "step_1.safetensors", {"w": torch.randn(numbers)})
     (tmp_path / f"mean{ending}").write_text("old")
     full_disk()

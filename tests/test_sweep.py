@@ -137,7 +137,7 @@ def _wait_until_nobody_works(folder):
 def test_every_experiment_runs_at_the_smallest_scale(tmp_path, cli):
     for name in experiments():
         only = ["--only", "cifar10-0,fedavgm,fedprox"] if name == "tune" else []
-        code, _, errors = cli("paper", name, "--scale", "smoke", *only)
+        code, _, errors = cli("paper", name, "--scale", "smoke", "--jobs", "1", *only)
         assert code == 0, errors
         sheet = read_sheet(tmp_path / "runs" / "smoke" / f"{name}.sheet.json")
         for cell in sheet.cells:
