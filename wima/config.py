@@ -183,6 +183,11 @@ def read_table(source: str) -> dict[str, Any]:
     path = Path(source) if source.endswith(".toml") else PRESETS / f"{source}.toml"
     if not path.is_file() and not source.endswith(".toml"):
         raise unknown("preset", source, presets())
+    return read_toml(path)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from wima.config import read_toml
 from wima.errors import UsageError, unknown
 from wima.experiments.sheet import Kind
 
@@ -96,14 +96,14 @@ def scales() -> dict[str, Scale]:
 def experiments() -> dict[str, Experiment]:
     """The experiments that come with the package, by name."""
     files = [path for path in sorted(HERE.glob("*.toml")) if path.stem not in SHARED]
-    return {path.stem: _checked(Experiment, _read(path), path) for path in files}
+    return {path.stem: _checked(Experiment, read_toml(path), path) for path in files}
 
 
 def find_experiment(name: str) -> tuple[str, Experiment]:
     """The experiment of that name, or of a .toml file, with the name of its sheet."""
     if name.endswith(".toml"):
         path = Path(name)
-        found = _checked(Experiment, _read(path), path)
+        found = _checked(Experiment, read_toml(path), path)
         _check_names(found, path)
         return path.stem, found
     known = experiments()
@@ -123,7 +123,7 @@ def _check_names(experiment: Experiment, path: Path) -> None:
 
 
 def _named(kind: type[Made], path: Path) -> dict[str, Made]:
-    return {name: _checked(kind, table, path) for name, table in _read(path).items()}
+    return {name: _checked(kind, table, path) for name, table in read_toml(path).items()}
 
 
 def _checked(kind: type[Made], table: Any, path: Path) -> Made:
@@ -134,12 +134,3 @@ def _checked(kind: type[Made], table: Any, path: Path) -> Made:
         where = ".".join(str(part) for part in first["loc"])
         message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
         raise UsageError(f"{path} is not an experiment: {where}: {message}.") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
