@@ -80,11 +80,12 @@ FITTING = [
     ("resnet20", (3, 16, 16), 10, {}),
     ("resnet20", (1, 9, 9), 10, {"shortcut": "B", "groups": 4, "init": "haiku"}),
     ("femnist-cnn", (1, 28, 28), 62, {}),
+    ("femnist-cnn", (1, 28, 28), 62, {"width": 3}),
     ("lstm", (12,), 90, {}),
     ("mobilenetv2", (3, 32, 32), 10, {}),
     ("mobilenetv2", (3, 64, 64), 10, {"norm": "batch", "dropout": 0.2}),
     ("lenet", (3, 32, 32), 100, {}),
-    ("lenet", (1, 28, 28), 10, {}),
+    ("lenet", (1, 28, 28), 10, {"width": 5}),
 ]
 
 

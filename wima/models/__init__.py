@@ -43,11 +43,13 @@ def resnet20(
     return ResNet20(classes, shortcut, groups, channels, init)
 
 
-def femnist_cnn(shape: Shape, classes: int, *, dropout: Sequence[float] = (0.25, 0.5)) -> nn.Module:
+def femnist_cnn(
+    shape: Shape, classes: int, *, dropout: Sequence[float] = (0.25, 0.5), width: int = 32
+) -> nn.Module:
     """FEMNIST's images: 1x28x28."""
     if shape != (1, SIDE, SIDE):
         raise _misfit("femnist-cnn", f"(1, {SIDE}, {SIDE})", shape)
-    return FemnistCNN(classes, dropout)
+    return FemnistCNN(classes, dropout, width)
 
 
 def shakespeare_lstm(

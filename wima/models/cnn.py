@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wima.checks import check_count
 from wima.errors import check
 from wima.models.init import haiku_
 from wima.models.speed import Dropout, channels_last
+from wima.models.winograd import Conv3x3
 
 SIDE = 28
 
@@ -17,20 +19,24 @@ SIDE = 28
 class FemnistCNN(nn.Module):
     """FedJAX's EMNIST network: two 3x3 convolutions, pooling, 128 hidden units; for 1x28x28.
 
+    `width`: the channels of the first convolution, half of those of the second.
     `dropout`: the rates after the pooling and after the hidden layer.  Haiku's initialisation.
     """
 
-    def __init__(self, classes: int = 62, dropout: Sequence[float] = (0.25, 0.5)) -> None:
+    def __init__(
+        self, classes: int = 62, dropout: Sequence[float] = (0.25, 0.5), width: int = 32
+    ) -> None:
         super().__init__()
+        check_count("FemnistCNN.width", width)
         check(
             len(dropout) == 2 and all(0 <= rate <= 1 for rate in dropout),
             f"FemnistCNN.dropout must be two rates between 0 and 1, got {dropout}.",
         )
         pooled = (SIDE - 2 - 2) // 2  # each convolution without padding takes a border of 1
-        self.conv1 = nn.Conv2d(1, 32, 3)
-        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.conv1 = nn.Conv2d(1, width, 3)
+        self.conv2 = Conv3x3(width, 2 * width)
         self.dropout1 = Dropout(dropout[0])
-        self.hidden = nn.Linear(64 * pooled**2, 128)
+        self.hidden = nn.Linear(2 * width * pooled**2, 128)
         self.dropout2 = Dropout(dropout[1])
         self.classifier = nn.Linear(128, classes)
         haiku_(self)
