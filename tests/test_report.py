@@ -336,6 +336,20 @@ def test_nothing_is_overwritten_but_an_earlier_report_with_force(cli, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out", "run"]
 
 
+def test_notes_stand_before_the_tables_and_must_be_text(cli, tmp_path):
+    write_run(tmp_path / "run", {"rounds": ROUNDS}, curves(0))
+    Path("mine.md").write_text("## What we saw\n\nFedDyn differs: *see* `docs`.\n")
+    code, _, err = cli("report", "run", "--out", "report", "--notes", "mine.md")
+    assert (code, err) == (0, "")
+    page = Path("report/report.md").read_text()
+    assert page.index("# Report") < page.index("## What we saw\n\nFedDyn") < page.index("| ---")
+    assert "FedDyn differs" in Path("report/index.html").read_text()
+    Path("bad.md").write_bytes(b"\xff\xfe\x00")
+    for name, why in (("none.md", "No such file"), ("bad.md", "not UTF-8")):
+        code, _, err = cli("report", "run", "--out", "other", "--notes", name)
+        assert code == 2 and name in err and why in err and not Path("other").exists()
+
+
 def test_an_earlier_report_inside_the_folder_is_not_foreign(cli, tmp_path):
     write_run(tmp_path / "runs" / "a", {"rounds": ROUNDS}, curves(0))
     assert cli("report", "runs", "--out", "runs/report")[0] == 0

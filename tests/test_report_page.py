@@ -61,7 +61,9 @@ def write_pool(folder: Path) -> None:
 def page(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     write_pool(folder / "pool")
-    write_report([folder / "pool"], folder / "report", Measure(target=0.6))
+    notes = folder / "notes.md"
+    notes.write_text(f"# Seen\n\n- one\n- {EVIL}\n")
+    write_report([folder / "pool"], folder / "report", Measure(target=0.6), notes=notes)
     return folder / "report" / "index.html"
 
 
@@ -94,7 +96,9 @@ def test_every_table_and_curve_is_shown_from_disk_without_errors(browser, page):
     show_all(browser)
     titles = browser.js("[...document.querySelectorAll('section h2')].map((e) => e.textContent)")
     expected = [EVIL, "State of the art", "Runs of fedavg on digits", "All runs", "Left out"]
-    assert sorted(titles) == sorted([*expected, "How the numbers are made"])
+    assert sorted(titles) == sorted([*expected, "How the numbers are made", "Notes"])
+    notes = browser.js("[...document.querySelectorAll('#notes > *')].map((e) => e.textContent)")
+    assert notes == ["Notes", "Seen", f"- one\n- {EVIL}"]
     assert browser.js("document.querySelectorAll('.table table').length") == 3
     assert browser.js("document.querySelectorAll('.runs tbody tr').length") == 21
     assert browser.js("document.querySelectorAll('canvas').length") == 3

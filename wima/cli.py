@@ -120,13 +120,16 @@ def report(
     target: Annotated[
         float | None, typer.Option(help="Count the rounds to this value, for example 0.8.")
     ] = None,
+    notes: Annotated[
+        Path | None, typer.Option(help="A Markdown file to put before the tables.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Replace an earlier report.")] = False,
 ) -> None:
     """Tables, figures and one page of runs, beside the paper's numbers where it has some."""
     from wima.report.measure import Measure
     from wima.report.write import write_report
 
-    done = write_report(paths, out, Measure(metric, last, target), force)
+    done = write_report(paths, out, Measure(metric, last, target), force, notes)
     for item in done.omitted:
         print(f"Left out {item.path}: {item.reason}", file=sys.stderr)
     print(f"{done.runs} runs, {len(done.tables)} tables. Open {out / 'index.html'}")

@@ -126,7 +126,7 @@ def whole_page(
 ) -> str:
     """All tables on one Markdown page, with the machines and versions behind them."""
     made = f"Made by `{facts['command']}`, wima {facts['version']}, {facts['made']}."
-    parts = [f"# {_md(facts['title'])}", made]
+    parts = [f"# {_md(facts['title'])}", made, *filter(None, [facts.get("notes")])]
     parts += ["#" + markdown(table, measure).rstrip("\n") for table in tables]
     runs = {id(run): run for table in tables for run in table.runs()}.values()
     machines = Counter(_machine(run.environment) for run in runs)

@@ -34,12 +34,20 @@ class Report(NamedTuple):
 
 
 def write_report(
-    paths: Sequence[Path], out: Path, measure: Measure | None = None, force: bool = False
+    paths: Sequence[Path],
+    out: Path,
+    measure: Measure | None = None,
+    force: bool = False,
+    notes: Path | None = None,
 ) -> Report:
-    """Read the runs and sheets at these paths and write the report, all of it or nothing."""
+    """Read the runs and sheets at these paths and write the report, all of it or nothing.
+
+    notes: a Markdown file whose text stands before the tables.
+    """
     measure = measure or Measure()
     check_measure(measure)
     check_out(out, force)
+    told = "" if notes is None else read_notes(notes)
     found = gather(paths, measure.metric)
     if not found.runs:
         reasons = "\n".join(f"  {item.path}: {item.reason}" for item in found.omitted[:10])
@@ -51,7 +59,8 @@ def write_report(
         out.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         draft.chmod(0o755)
-        _fill(draft, tables, omitted, measure, title=_title(out, paths))
+        facts = _facts(_title(out, paths)) | {"notes": told}
+        _fill(draft, tables, omitted, measure, facts)
         _put(draft, out)
     except OSError as error:
         raise UsageError(f"Cannot write the report {out}: {error.strerror}.") from error
@@ -76,6 +85,14 @@ def check_out(out: Path, force: bool) -> None:
         return
     check((out / MARKER).is_file(), f"{out} exists and is no report; choose another with --out.")
     check(force, f"The report {out} exists already; replace it with --force, or choose another.")
+
+
+def read_notes(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"Cannot read the notes {path}: {why}.") from error
 
 
 def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitted]]:
@@ -104,7 +121,11 @@ def _with_slugs(tables: Sequence[Table]) -> list[Table]:
 
 
 def _fill(
-    folder: Path, tables: list[Table], omitted: list[Omitted], measure: Measure, title: str
+    folder: Path,
+    tables: list[Table],
+    omitted: list[Omitted],
+    measure: Measure,
+    facts: dict[str, Any],
 ) -> None:
     _write(folder / MARKER, f"wima {wima.__version__}\n")
     for name in ("tables", "figures"):
@@ -118,7 +139,6 @@ def _fill(
         texts = [f"tables/{table.slug}.{ending}" for ending in writers]
         drawn = draw_table(table, folder / "figures", measure)
         files[table.slug] = [*texts, *(f"figures/{name}" for name in drawn)]
-    facts = _facts(title)
     _write(folder / "data.csv", data_csv(tables))
     _write(folder / "report.md", whole_page(tables, omitted, measure, facts))
     _write(folder / "index.html", page(tables, omitted, measure, facts, files))
