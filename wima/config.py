@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from wima.errors import UsageError, unknown
 
@@ -105,8 +112,8 @@ class Settings(BaseModel):
     stragglers: float = 0.0  # probability that a client does only a part of its steps
     exclude: bool = False  # leave out clients whose models are not finite
     diverged: float = 1e4  # times the norm of the initial model, which end the run
-    checkpoint_every: int = 100  # rounds; 0: only by time
-    checkpoint_minutes: float = 10.0  # 0: only by rounds
+    checkpoint_every: int = Field(100, ge=0)  # rounds; 0: only by time
+    checkpoint_minutes: float = Field(10.0, ge=0)  # 0: only by rounds
     window_store: Literal["memory", "files"] = "memory"  # past models
     client_memory_gb: float | None = None  # of clients' memory in memory; the rest is in files
     store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models and clients' memory
