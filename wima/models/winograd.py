@@ -22,8 +22,9 @@ class Conv3x3(nn.Conv2d):
     """nn.Conv2d(inputs, outputs, 3), whose steps of training are cheaper.
 
     With 32 and 64 channels on ten images of 26x26, 6.7 ms instead of 9.5 (forward and backward, one
-    thread of an AMD EPYC, torch 2.13).  Narrow layers, evaluation, images that tiles do not fill,
-    and `torch.func` take torch's own way.
+    thread of an AMD EPYC, torch 2.13).  Where it does not pay or cannot be, it is torch's own:
+    narrow layers, evaluation, other devices, half precision, images that tiles do not fill, and
+    inside `torch.func`.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -31,11 +32,15 @@ class Conv3x3(nn.Conv2d):
         self.wide = inputs >= 32 and outputs >= 64
 
     def forward(self, x: Tensor) -> Tensor:
-        full = all((side - TAPS + 1) % OUT == 0 for side in x.shape[2:])
-        inside = torch._C._functorch.is_functorch_wrapped_tensor(x)
-        if not self.wide or not full or inside or not torch.is_grad_enabled():
-            return super().forward(x)
-        return _Winograd.apply(x, self.weight, self.bias)  # type: ignore[no-any-return, no-untyped-call]
+        if self.wide and torch.is_grad_enabled() and _suits(x):
+            return _Winograd.apply(x, self.weight, self.bias)  # type: ignore[no-any-return, no-untyped-call]
+        return super().forward(x)
+
+
+def _suits(x: Tensor) -> bool:
+    full = all((side - TAPS + 1) % OUT == 0 for side in x.shape[2:])
+    precise = x.dtype in (torch.float32, torch.float64)
+    return full and precise and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 class _Winograd(torch.autograd.Function):
