@@ -121,7 +121,7 @@ def test_hyper_parameters_and_their_defaults_are_those_of_the_classes(
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_commands_make_a_run(command: str) -> None:
     _, _, source, *overrides = shlex.split(command)
-    settings = load_settings(source, overrides)
+    settings = load_settings(source, ["engine=serial", *overrides])  # auto takes seconds to choose
     with build(settings) as simulation:
         assert simulation.rounds == settings.rounds
 
