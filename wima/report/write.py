@@ -96,8 +96,9 @@ def read_notes(path: Path) -> str:
 
 
 def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitted]]:
-    """A table for each sheet, and one for the runs that are in none."""
-    tables = [sheet_table(path, sheet, found, measure) for path, sheet in found.sheets.items()]
+    """A table for each sheet, the paper's first, and one for the runs that are in none."""
+    sheets = sorted(found.sheets.items(), key=lambda item: not item[1].shown)
+    tables = [sheet_table(path, sheet, found, measure) for path, sheet in sheets]
     shown = {id(run) for table in tables for run in table.runs()}
     others = [run for run in found.runs.values() if id(run) not in shown]
     repeats: list[Omitted] = []
