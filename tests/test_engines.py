@@ -23,7 +23,7 @@ from wima.data.batches import LocalSGD, batches
 from wima.data.digits import digits
 from wima.data.federated import FederatedData
 from wima.engine.guard import vectors
-from wima.models import MLP, SmallCNN
+from wima.models import MLP, FemnistCNN, SmallCNN
 from wima.server_opt import SGD
 from wima.task import Task
 
@@ -106,6 +106,17 @@ def test_serial_is_the_reference_to_the_bit_and_leaves_no_trace(bundle, model, w
     with parent_unchanged():
         one, two = (final(task, engine=engine, **settings) for engine in ("reference", "serial"))
     assert torch.equal(one, two)
+
+
+def test_engines_agree_to_the_bit_on_the_network_with_all_cheaper_layers():
+    random = np.random.default_rng(0)
+    x, y = random.random((24, 1, 28, 28), dtype=np.float32), random.integers(0, 62, 24)
+    task = wima.make_task(FemnistCNN, FederatedData(x, y, np.arange(0, 25, 6)), (x, y))
+    settings = {"rounds": 2, "clients_per_round": 2, "batch_size": 5}
+    with parent_unchanged():
+        expected = final(task, **settings)
+        assert torch.equal(final(task, engine="serial", **settings), expected)
+        assert torch.equal(final(task, engine="processes", workers=2, **settings), expected)
 
 
 @dataclass(frozen=True, kw_only=True)
