@@ -52,8 +52,7 @@ class _Winograd(torch.autograd.Function):
         outputs, inputs = weight.shape[:2]
         filters = g @ weight.permute(2, 3, 1, 0).reshape(TAPS**2, -1)
         filters = filters.view(TILE**2, inputs, outputs)
-        tiles = b @ _tiles(x).reshape(TILE**2, -1)
-        tiles = tiles.view(TILE**2, -1, inputs)
+        tiles = (b @ _tiles(x)).view(TILE**2, -1, inputs)
         products = torch.bmm(tiles, filters)
         ctx.save_for_backward(tiles, filters)
         ctx.shape = x.shape
@@ -77,9 +76,9 @@ class _Winograd(torch.autograd.Function):
 
 
 def _tiles(x: Tensor) -> Tensor:
-    """(36, image, row, column, channel): the overlapping tiles of images, entry by entry."""
+    """The overlapping tiles of images: a row for each of the 36 entries of a tile."""
     tiles = x.permute(0, 2, 3, 1).unfold(1, TILE, OUT).unfold(2, TILE, OUT)
-    return tiles.permute(4, 5, 0, 1, 2, 3)
+    return tiles.permute(4, 5, 0, 1, 2, 3).reshape(TILE**2, -1)
 
 
 def _overlap(tiles: Tensor, shape: torch.Size) -> Tensor:
