@@ -121,6 +121,14 @@ def test_adabest_without_client_memory_is_fedavg_with_nesterov_momentum():
     assert_same(models(wima.AdaBest(mu=0.0, beta=0.8)), models(server_opt=nesterov))
 
 
+@pytest.mark.parametrize("mu", [0.5, 3.0, 5.0], ids=["settles", "swings", "explodes"])
+def test_a_visit_to_adabests_client_scales_its_error_by_one_minus_mu_lr_steps(mu):
+    task = least_squares([4], linear=True)  # its gradient is constant, it is visited every round
+    how = {"lr": 0.1, "batch_size": 4, "epochs": 5, "weight_decay": 0.0, "clients_per_round": 1}
+    moves = models(wima.AdaBest(mu=mu, beta=0.0), task, **how).diff(dim=0)
+    assert_same(moves[1:], (1 - mu * 0.1 * 5) * moves[:-1])
+
+
 def test_fedacg_is_fedavgm_on_linear_losses():
     settings = {"task": least_squares(linear=True), "weight_decay": 0.0}
     acg = models(wima.FedACG(lam=0.8, beta=0.0), **settings)

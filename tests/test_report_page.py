@@ -62,7 +62,7 @@ def page(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     write_pool(folder / "pool")
     notes = folder / "notes.md"
-    notes.write_text(f"# Seen\n\n- one\n- {EVIL}\n")
+    notes.write_text(f"# Seen\n\n- *one*\n- {EVIL}\n\n[bad](javascript:alert)\n\n```\nwima\n```\n")
     write_report([folder / "pool"], folder / "report", Measure(target=0.6), notes=notes)
     return folder / "report" / "index.html"
 
@@ -97,8 +97,9 @@ def test_every_table_and_curve_is_shown_from_disk_without_errors(browser, page):
     titles = browser.js("[...document.querySelectorAll('section h2')].map((e) => e.textContent)")
     expected = [EVIL, "State of the art", "Runs of fedavg on digits", "All runs", "Left out"]
     assert sorted(titles) == sorted([*expected, "How the numbers are made", "Notes"])
-    notes = browser.js("[...document.querySelectorAll('#notes > *')].map((e) => e.textContent)")
-    assert notes == ["Notes", "Seen", f"- one\n- {EVIL}"]
+    notes = browser.js("[...document.querySelectorAll('#notes *')].map((e) => e.tagName)")
+    assert notes == ["H2", "H3", "UL", "LI", "EM", "LI", "P", "PRE", "CODE"]
+    assert browser.js("document.querySelector('#notes ul').innerText") == f"one\n{EVIL}"
     assert browser.js("document.querySelectorAll('.table table').length") == 3
     assert browser.js("document.querySelectorAll('.runs tbody tr').length") == 21
     assert browser.js("document.querySelectorAll('canvas').length") == 3

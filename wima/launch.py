@@ -19,6 +19,7 @@ from wima.checkpoint import Checkpoint
 from wima.config import HOW, Settings
 from wima.console import Progress
 from wima.engine import NAMES
+from wima.engine.malloc import keep_freed_memory
 from wima.errors import Diverged, RunError, UsageError, check
 from wima.lock import Lock
 from wima.runs import Run, RunFolder, check_free, environment, first_lines, read_run
@@ -152,6 +153,7 @@ class Player:
 
     def play(self) -> None:
         """Play, and when the folder is closed, tell the trackers how it ended."""
+        keep_freed_memory()
         try:
             self._play()
         finally:

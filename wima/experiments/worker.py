@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from wima.config import make_settings
-from wima.engine.malloc import keep_freed_memory
 from wima.errors import Diverged, RunError, UsageError
 from wima.launch import Interrupted, launch, resume
 from wima.simulation import Record
@@ -76,7 +75,6 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (what runs print)
     sweep = os.getppid()
-    keep_freed_memory()
     for line in sys.stdin:
         if os.getppid() != sweep:  # it was killed: nobody waits for this run
             break

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_it import MarkdownIt
 
 from wima.report.gather import Omitted, Trace
 from wima.report.measure import Measure
@@ -40,11 +41,13 @@ def page(
 ) -> str:
     """The page of these tables.  files: slug -> what else was written of a table."""
     data = payload(tables, omitted, measure)
-    data |= {"facts": facts, "files": files}
+    told = {name: fact for name, fact in facts.items() if name != "notes"}
+    data |= {"facts": told, "files": files}
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
         "title": escape(str(facts["title"])),
+        "notes": notes_section(facts.get("notes", "")),
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
         "style": style,
         "script": script,
@@ -52,6 +55,19 @@ def page(
     }
     template = (FOLDER / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def notes_section(notes: str) -> str:
+    """The reporter's own words, which are Markdown, under the page's headings."""
+    if not notes:
+        return ""
+    reader = MarkdownIt("commonmark", {"html": False}).disable("image").enable("table")
+    tokens = reader.parse(notes)
+    for token in tokens:
+        if token.type.startswith("heading"):
+            token.tag = f"h{max(3, int(token.tag[1]))}"
+    text = reader.renderer.render(tokens, reader.options, {})
+    return f'<section id="notes"><h2>Notes</h2>\n{text}</section>'
 
 
 def _hash(text: str) -> str:

@@ -54,16 +54,6 @@ function fillNow(element) {
   if (fill) fill();
 }
 
-/** The reporter's own words: Markdown, shown as text with its headings. */
-function notesSection() {
-  if (!DATA.facts.notes) return "";
-  const parts = DATA.facts.notes.split(/\n\s*\n/).map((part) => {
-    const heading = part.match(/^#+ (.*)$/);
-    return heading ? el("h3", {}, heading[1]) : el("p", { class: "notes" }, part);
-  });
-  return el("section", { id: "notes" }, el("h2", {}, "Notes"), parts);
-}
-
 function omittedSection() {
   if (!DATA.omitted.length) return "";
   return el("section", { id: "left-out" }, el("h2", {}, "Left out"),
@@ -101,7 +91,7 @@ function setTheme(theme) {
 
 function start() {
   const main = document.getElementById("main");
-  main.append(notesSection(), ...DATA.tables.map(tableSection), runsSection(), omittedSection(), methodSection());
+  main.append(...DATA.tables.map(tableSection), runsSection(), omittedSection(), methodSection());
   document.getElementById("summary").textContent = summary();
   document.getElementById("contents").append(...[...main.querySelectorAll("section")].map((section) =>
     el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent)));
