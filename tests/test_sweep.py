@@ -15,6 +15,7 @@ from wima.experiments.sweep import Sweep
 from wima.runs import read_run
 
 SMALL = ["rounds=6", "eval_every=2", "eval_last=2", "engine=serial"]
+LONG = ["rounds=60", "eval_every=10", "eval_last=1", "checkpoint_every=15", "engine=serial"]
 
 
 def jobs_of(*axes, seeds=(0,), settings=SMALL):
@@ -81,11 +82,19 @@ def test_a_worker_that_is_killed_costs_one_run(tmp_path):
     assert states(played(jobs, tmp_path)) == ["done", "done"]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    played(jobs_of(seeds=(0, 1, 2), settings=LONG), folder)
+    return folder
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_sweep_that_is_ended_in_the_middle_goes_on_to_the_same_bytes(tmp_path, number):
-    long = ["rounds=100", "eval_every=10", "eval_last=1", "checkpoint_every=20", "engine=serial"]
-    jobs = jobs_of(seeds=(0, 1, 2), settings=long)
-    arguments = ["sweep", "digits", *long, "--seeds", "0-2", "--jobs", "1", "--out", "runs"]
+def test_a_sweep_that_is_ended_in_the_middle_goes_on_to_the_same_bytes(
+    tmp_path, undisturbed, number
+):
+    jobs = jobs_of(seeds=(0, 1, 2), settings=LONG)
+    arguments = ["sweep", "digits", *LONG, "--seeds", "0-2", "--jobs", "1", "--out", "runs"]
     command = [sys.executable, "-m", "wima.cli", *arguments]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         _wait_for_a_finished_run(tmp_path / "runs")
@@ -101,9 +110,8 @@ def test_a_sweep_that_is_ended_in_the_middle_goes_on_to_the_same_bytes(tmp_path,
         sweep = played(jobs, tmp_path / "runs")
     assert states(sweep) == ["done"] * 3
     assert {path: (path / "records.jsonl").stat().st_mtime_ns for path in done} == stamps
-    played(jobs, tmp_path / "undisturbed")
     for job in jobs:
-        one, other = (tmp_path / n / job.name / "records.jsonl" for n in ("runs", "undisturbed"))
+        one, other = (f / job.name / "records.jsonl" for f in (tmp_path / "runs", undisturbed))
         assert one.read_bytes() == other.read_bytes()
 
 
