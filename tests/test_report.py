@@ -268,13 +268,14 @@ def test_a_sheet_file_stands_for_its_runs(pool, tmp_path):
     assert done.runs == 7 and len(done.tables) == 1 and not done.omitted
 
 
-def test_the_papers_tables_stand_before_our_own(tmp_path):
+def test_the_papers_tables_stand_before_its_figures_and_those_before_our_own(tmp_path):
     write_run(tmp_path / "run", {"rounds": ROUNDS}, curves(0))
     cells = [Cell("FedAvg", COLUMN, 0, "run", {"plain": "plain", "WIMA": "wima10"})]
-    write_sheet(make_sheet(cells, name="averagers", shown=""), tmp_path)
-    write_sheet(make_sheet(cells, name="sota"), tmp_path)
+    shown = {"a": "", "b": "Figure 2", "c": "Table 4", "d": "Table 2"}
+    for name, place in shown.items():
+        write_sheet(make_sheet(cells, name=name, shown=place), tmp_path)
     done = write_report([tmp_path], tmp_path / "out")
-    assert [table.sheet.name for table in done.tables] == ["sota", "averagers"]
+    assert [table.sheet.name for table in done.tables] == ["d", "c", "b", "a"]
 
 
 DAMAGE = {

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import wima
 from wima.errors import UsageError, check
+from wima.experiments.sheet import Sheet
 from wima.report.figures import draw_table
 from wima.report.gather import MARKER, Found, Omitted, gather
 from wima.report.groups import runs_table
@@ -96,8 +97,8 @@ def read_notes(path: Path) -> str:
 
 
 def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitted]]:
-    """A table for each sheet, the paper's first, and one for the runs that are in none."""
-    sheets = sorted(found.sheets.items(), key=lambda item: not item[1].shown)
+    """A table for each sheet, and one for the runs that are in none."""
+    sheets = sorted(found.sheets.items(), key=lambda item: _rank(item[1]))
     tables = [sheet_table(path, sheet, found, measure) for path, sheet in sheets]
     shown = {id(run) for table in tables for run in table.runs()}
     others = [run for run in found.runs.values() if id(run) not in shown]
@@ -106,6 +107,11 @@ def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitt
         table, repeats = runs_table(others, measure)
         tables.append(table)
     return _with_slugs(tables), repeats
+
+
+def _rank(sheet: Sheet) -> tuple[bool, bool, str]:
+    """The paper's tables come first, then its figures, each by number, then other sheets."""
+    return not sheet.shown, not sheet.shown.startswith("Table"), sheet.shown
 
 
 def _with_slugs(tables: Sequence[Table]) -> list[Table]:
