@@ -151,6 +151,36 @@ def test_one_column_in_detail_sorts_by_what_is_clicked(browser, page):
     assert browser.js(f"{table}.querySelector('[aria-sort=descending]').innerText") == "ours ↓"
 
 
+def test_a_curve_that_all_rows_share_is_one_series_and_chips_are_dashed_like_curves(
+    browser, tmp_path
+):
+    two = {**curves(0), "ema": curves(1)["wima50"]}
+    write_run(tmp_path / "run", {"rounds": ROUNDS}, two)
+    write_run(tmp_path / "other", {"rounds": ROUNDS, "lr": 0.5}, two)
+    first = {"plain": "plain", "average": "wima50"}
+    cells = [
+        Cell("W = 5", "CIFAR", 0, "run", first),
+        Cell("W = 9", "CIFAR", 0, "run", {**first, "average": "ema", "again": "wima50"}),
+        Cell("W = 5", "FEMNIST", 0, "run", first),
+        Cell("W = 9", "FEMNIST", 0, "other", first),
+    ]
+    fields = ("window", "Window", "", "table", "", "", "", 100, ["W = 5", "W = 9"])
+    sheet = Sheet(*fields, ["CIFAR", "FEMNIST"], ["plain", "average", "again"], cells)
+    write_sheet(sheet, tmp_path)
+    write_report([tmp_path], tmp_path / "report")
+    browser.open(tmp_path / "report" / "index.html")
+    show_all(browser)
+    names = "[...document.querySelectorAll('.chip')].map((e) => e.textContent)"
+    averages = ["W = 5, average", "W = 9, average"]
+    assert browser.js(names) == ["plain", *averages, "W = 9, again"]
+    dashes = "[...document.querySelectorAll('.chip path')].map((e) => e.attributes[3].value)"
+    assert browser.js(dashes) == ["none", "7 4", "7 4", "2 3"]
+    browser.js("document.querySelector('[name=column]').value = 1")
+    browser.js("document.querySelector('[name=column]').dispatchEvent(new Event('change'))")
+    assert browser.js(names) == ["W = 5, plain", averages[0], "W = 9, plain", averages[1]]
+    assert browser.errors == []
+
+
 def test_a_click_or_a_key_hides_a_series_and_brings_it_back(browser, page):
     browser.open(page)
     show_all(browser)

@@ -4,6 +4,19 @@
 const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3], [12, 4], [1, 5]];
 const SHOWN_ROWS = 12; // the others are hidden until asked for
 
+/** What all rows share, such as the plain model of averages of one run, is one series. */
+function onceOnly(lines) {
+  const kept = [];
+  for (const heading of new Set(lines.map((line) => line.heading))) {
+    const own = lines.filter((line) => line.heading === heading);
+    const rows = new Set(own.map((line) => line.row)).size;
+    const curves = new Set(own.map((line) => `${line.seed} ${line.source}`)).size;
+    const common = rows > 1 && curves * rows === own.length;
+    kept.push(...(common ? own.filter((line) => line.row === own[0].row).map((line) => ({ ...line, common })) : own));
+  }
+  return kept;
+}
+
 class Chart {
   constructor(table) {
     this.table = table;
@@ -61,10 +74,12 @@ class Chart {
         const run = DATA.runs[number];
         if (!run || !run.curves[model]) continue;
         this.lines.push({
-          key: `${row}/${heading}`, row, heading, seed, ...smoothed(run.curves[model], smoothing),
+          key: `${row}/${heading}`, row, heading, seed, source: `${number}/${model}`,
+          ...smoothed(run.curves[model], smoothing),
         });
       }
     }
+    this.lines = onceOnly(this.lines);
     this.lines.sort((a, b) => a.row - b.row || a.heading - b.heading);
     this.legend.fill();
     this.draw();
@@ -74,7 +89,7 @@ class Chart {
   tone(line) { return (this.table.rows.length > 1 ? line.row : line.heading) % PALETTE; }
 
   name(line) {
-    if (this.table.rows.length === 1) return this.table.headings[line.heading];
+    if (line.common || this.table.rows.length === 1) return this.table.headings[line.heading];
     return [this.table.rows[line.row], this.table.headings[line.heading]].filter(Boolean).join(", ");
   }
 
@@ -156,11 +171,17 @@ class Chart {
     if (this.cursor) this.mark(context, height, colours);
   }
 
-  line(context, { x, y, heading }, stroke, chosen) {
+  dash({ heading }) {
+    const plain = this.table.headings[heading] === "plain";
+    return plain ? [] : DASHES[1 + ((heading + DASHES.length - 2) % (DASHES.length - 1))];
+  }
+
+  line(context, line, stroke, chosen) {
+    const { x, y, heading } = line;
     const plain = this.table.headings[heading] === "plain";
     context.strokeStyle = stroke;
     context.lineWidth = (plain ? 1.1 : 2) + (chosen ? 1 : 0);
-    context.setLineDash(plain ? [] : DASHES[1 + ((heading + DASHES.length - 2) % (DASHES.length - 1))]);
+    context.setLineDash(this.dash(line));
     context.lineJoin = "round";
     context.beginPath();
     let pen = false;

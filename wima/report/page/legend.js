@@ -38,8 +38,7 @@ class Legend {
   }
 
   chip(line) {
-    const plain = this.chart.table.headings[line.heading] === "plain";
-    const swatch = el("span", { class: plain ? "swatch" : "swatch dashed", "aria-hidden": "true" });
+    const swatch = sample(this.chart.dash(line));
     swatch.style.setProperty("color", `var(--c${this.chart.tone(line)})`);
     return el("button", {
       type: "button", class: "chip", "data-key": line.key, onclick: () => this.chart.toggle(line.key),
@@ -51,4 +50,16 @@ class Legend {
       button.setAttribute("aria-pressed", String(!this.chart.hidden.has(button.dataset.key)));
     }
   }
+}
+
+/** A short line, dashed like the curve. */
+function sample(dash) {
+  const make = (tag, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    return made;
+  };
+  const swatch = make("svg", { class: "swatch", viewBox: "0 0 30 4", "aria-hidden": "true" });
+  swatch.append(make("path", { d: "M0 2H30", stroke: "currentcolor", "stroke-width": 3, "stroke-dasharray": dash.join(" ") || "none" }));
+  return swatch;
 }
