@@ -22,11 +22,8 @@ class AdaBest(Algorithm):
     """Clients subtract an estimate of their bias; the server extrapolates its means.
 
         y   <- y - lr * (g_i(y) - h_i)
-        h_i <- h_i / (rounds since the last visit) + mu * (w - y)
+        h_i <- h_i / (rounds since the last visit) + mu * (w - y),    mu * lr * steps < 1
         w   <- mean + beta * (mean - mean of the round before),    mean = mean_i y_i
-
-    Keep mu * lr * steps below 1 for every client: a visit multiplies h_i by about 1 / (rounds since
-    the last visit) - mu * lr * steps, so that h_i of clients with many steps grows without end.
 
     Varno et al., AdaBest: Minimizing Client Drift in FL (ECCV 2022), Algorithm 1.
     """
