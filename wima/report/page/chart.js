@@ -177,11 +177,11 @@ class Chart {
   }
 
   line(context, line, stroke, chosen) {
-    const { x, y, heading } = line;
-    const plain = this.table.headings[heading] === "plain";
+    const { x, y } = line;
+    const dash = this.dash(line);
     context.strokeStyle = stroke;
-    context.lineWidth = (plain ? 1.1 : 2) + (chosen ? 1 : 0);
-    context.setLineDash(this.dash(line));
+    context.lineWidth = (dash.length ? 2 : 1.1) + (chosen ? 1 : 0);
+    context.setLineDash(dash);
     context.lineJoin = "round";
     context.beginPath();
     let pen = false;
