@@ -1,7 +1,7 @@
 """FedAvg with and without the window average, on digits split one class per client."""
 
 import wima
-from wima.data.digits import digits
+from wima.data.sets.digits import digits
 from wima.models import MLP
 
 data = digits(num_clients=100, alpha=0.0)

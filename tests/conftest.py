@@ -76,7 +76,7 @@ def published() -> Path:
 @pytest.fixture
 def cli(monkeypatch, capsys, tmp_path):
     """Run a command in this process, inside an empty folder: exit code, output, errors."""
-    from wima.cli import main
+    from wima.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):

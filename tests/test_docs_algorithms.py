@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from wima import algorithms, averaging, check_algorithm, server_opt
-from wima.algorithms import Algorithm
-from wima.build import build
-from wima.config import load_settings
+from wima import algorithms, averaging, check_algorithm
+from wima.algorithms import Algorithm, server_opt
+from wima.runs.build import build
+from wima.runs.settings import load_settings
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = DOCS / "algorithms"

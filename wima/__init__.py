@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from wima.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from wima.algorithms.adabest import AdaBest
     from wima.algorithms.base import Algorithm, Local, Visit
-    from wima.algorithms.check import check_algorithm
     from wima.algorithms.fedacg import FedACG
     from wima.algorithms.fedavg import FedAvg
     from wima.algorithms.fedcm import FedCM
@@ -17,73 +18,72 @@ if TYPE_CHECKING:
     from wima.algorithms.mime import Mime
     from wima.algorithms.mimelite import MimeLite
     from wima.algorithms.scaffold import Scaffold
+    from wima.algorithms.server_opt import SGD, Adagrad, Adam, Momentum, ServerOpt, Yogi
     from wima.averaging import EMA, LAWA, SWA, WIMA, Averager, Last
-    from wima.averaging.arrays import ArrayWindow
-    from wima.averaging.loop import WindowAverage
+    from wima.core.errors import Diverged, RunError, UsageError
+    from wima.core.vector import Flat, Layout
     from wima.data.batches import Batch, LocalSGD
     from wima.data.federated import FederatedData
-    from wima.errors import Diverged, RunError, UsageError
-    from wima.faults import Faults
+    from wima.engine.faults import Faults
+    from wima.loop.array_window import ArrayWindow
+    from wima.loop.window_average import WindowAverage
     from wima.saved.mean import average_files
-    from wima.schedules import Constant, Cosine, Cyclic, Exponential, Schedule
-    from wima.server_opt import SGD, Adagrad, Adam, Momentum, ServerOpt, Yogi
-    from wima.simulation import Record, Result, Simulation, run, simulate
-    from wima.task import Task, make_task
-    from wima.vector import Flat, Layout
-
-__version__ = "0.1.0"
+    from wima.simulation.check import check_algorithm
+    from wima.simulation.schedules import Constant, Cosine, Cyclic, Exponential, Schedule
+    from wima.simulation.simulation import Record, Result, Simulation, run, simulate
+    from wima.task.task import Task, make_task
 
 # Name -> module.  Loaded at first use, so that `import wima` does not wait for torch.
 _WHERE = {
     "AdaBest": "algorithms.adabest",
-    "Adagrad": "server_opt",
-    "Adam": "server_opt",
+    "Adagrad": "algorithms.server_opt",
+    "Adam": "algorithms.server_opt",
     "Algorithm": "algorithms.base",
-    "ArrayWindow": "averaging.arrays",
+    "ArrayWindow": "loop.array_window",
     "Averager": "averaging",
     "Batch": "data.batches",
-    "Constant": "schedules",
-    "Cosine": "schedules",
-    "Cyclic": "schedules",
-    "Diverged": "errors",
+    "Constant": "simulation.schedules",
+    "Cosine": "simulation.schedules",
+    "Cyclic": "simulation.schedules",
+    "Diverged": "core.errors",
     "EMA": "averaging",
-    "Exponential": "schedules",
-    "Faults": "faults",
+    "Exponential": "simulation.schedules",
+    "Faults": "engine.faults",
     "FedACG": "algorithms.fedacg",
     "FedAvg": "algorithms.fedavg",
     "FedCM": "algorithms.fedcm",
     "FedDyn": "algorithms.feddyn",
     "FedProx": "algorithms.fedprox",
     "FederatedData": "data.federated",
-    "Flat": "vector",
+    "Flat": "core.vector",
     "LAWA": "averaging",
     "Last": "averaging",
-    "Layout": "vector",
+    "Layout": "core.vector",
     "Local": "algorithms.base",
     "LocalSGD": "data.batches",
     "Mime": "algorithms.mime",
     "MimeLite": "algorithms.mimelite",
-    "Momentum": "server_opt",
-    "Record": "simulation",
-    "Result": "simulation",
-    "RunError": "errors",
-    "SGD": "server_opt",
+    "Momentum": "algorithms.server_opt",
+    "Record": "simulation.simulation",
+    "Result": "simulation.simulation",
+    "RunError": "core.errors",
+    "SGD": "algorithms.server_opt",
     "SWA": "averaging",
     "Scaffold": "algorithms.scaffold",
-    "Schedule": "schedules",
-    "ServerOpt": "server_opt",
-    "Simulation": "simulation",
-    "Task": "task",
-    "UsageError": "errors",
+    "Schedule": "simulation.schedules",
+    "ServerOpt": "algorithms.server_opt",
+    "Simulation": "simulation.simulation",
+    "Task": "task.task",
+    "UsageError": "core.errors",
     "Visit": "algorithms.base",
     "WIMA": "averaging",
-    "WindowAverage": "averaging.loop",
-    "Yogi": "server_opt",
+    "WindowAverage": "loop.window_average",
+    "Yogi": "algorithms.server_opt",
     "average_files": "saved.mean",
-    "check_algorithm": "algorithms.check",
-    "make_task": "task",
-    "run": "simulation",
-    "simulate": "simulation",
+    "check_algorithm": "simulation.check",
+    "make_task": "task.task",
+    "run": "simulation.simulation",
+    "simulate": "simulation.simulation",
 }
 
 __all__ = [

@@ -83,7 +83,7 @@ def _command(folder: Path, ending: str, window: int) -> list[str]:
     """`wima average`, with a word on its memory at the end."""
     out = folder / f"mean{window}.{ending}"
     words = ["average", f"{folder}/step_*.{ending}", "--window", str(window), "--out", str(out)]
-    return [*TELLS, "from wima.cli import main; main()", *words, "--force"]
+    return [*TELLS, "from wima.cli.main import main; main()", *words, "--force"]
 
 
 def _case(folder: Path, ending: str, cold: bool, turns: int) -> list[str]:

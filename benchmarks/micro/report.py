@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.drive import ROOT
 from benchmarks.micro import micro_result
 from benchmarks.report import number
-from wima.config import make_settings
+from wima.runs.settings import make_settings
 
 RUNS, ROUNDS, SEEDS, DISTINCT = 500, 400, 5, 20
 MODELS = ("plain", "wima10", "wima50")
@@ -109,7 +109,7 @@ def _metrics(accuracy: float) -> dict[str, float | None]:
 
 @cache
 def _environment() -> str:
-    from wima.runs import environment
+    from wima.runs.folder import environment
 
     return json.dumps({**environment(), "engine": "serial", "clients": 100})
 

@@ -14,7 +14,7 @@ from benchmarks.drive import ROOT
 from benchmarks.micro import micro_result
 from benchmarks.report import number
 
-WIMA = [sys.executable, "-m", "wima.cli"]
+WIMA = [sys.executable, "-m", "wima"]
 DIGITS = [*WIMA, "run", "digits", "clients_per_round=10", "rounds=1000000"]
 LIMIT = 120  # seconds for a first round
 

@@ -49,8 +49,8 @@ def checkpoints(folder: Path) -> str:
 
     import wima
     from benchmarks.models import make_tuned
-    from wima.checkpoint import save
-    from wima.store import Segments
+    from wima.runs.checkpoint import save
+    from wima.storage.segments import Segments
 
     workload, arrays = WORKLOADS["femnist"], load("femnist")
     data = wima.FederatedData(arrays.x, arrays.y, np.arange(CLIENTS + 1) * workload.samples)
@@ -75,7 +75,7 @@ def clients(folder: Path) -> str:
 
     import wima
     from wima.models import FemnistCNN
-    from wima.store import Segments, Storage
+    from wima.storage.segments import Segments, Storage
 
     x = np.zeros((MANY, 1, 28, 28), np.float32)
     y = np.arange(MANY) % 62
@@ -95,7 +95,7 @@ def window(folder: Path) -> str:
     import torch
 
     from wima.averaging import WIMA, Watch
-    from wima.store import Segments
+    from wima.storage.segments import Segments
 
     torch.set_num_threads(1)
     w, store = torch.randn(PARAMETERS), Segments(folder)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
 
-from wima.data.digits import load_digits_split
+from wima.data.sets.digits import load_digits_split
 from wima.models import MLP
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

@@ -4,8 +4,8 @@ from typing import NamedTuple
 import torch
 
 from wima.algorithms.base import Algorithm, Extra, Local, Visit
-from wima.checks import check_range, check_switch
-from wima.vector import Vector
+from wima.core.checks import check_range, check_switch
+from wima.core.vector import Vector
 
 
 class Mean(NamedTuple):

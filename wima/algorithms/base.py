@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from wima.vector import Vector
+from wima.core.vector import Vector
 
 State: TypeAlias = Any  # a tuple of vectors and numbers; () is none
 Extra: TypeAlias = Any  # the mean of the vectors that clients sent besides delta; None if none

@@ -1,8 +1,8 @@
 from dataclasses import dataclass
 
 from wima.algorithms.base import Algorithm, Local, State
-from wima.checks import check_range
-from wima.vector import Vector
+from wima.core.checks import check_range
+from wima.core.vector import Vector
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from typing import NamedTuple
 import torch
 
 from wima.algorithms.base import Algorithm, Extra, Local, State, Visit
-from wima.checks import check_range
-from wima.vector import Vector
+from wima.core.checks import check_range
+from wima.core.vector import Vector
 
 
 class Momentum(NamedTuple):

@@ -4,8 +4,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from wima.algorithms.base import Algorithm, Extra, FullGradient, Local, Visit
-from wima.checks import check_one_of
-from wima.vector import Vector
+from wima.core.checks import check_one_of
+from wima.core.vector import Vector
 
 
 class Control(NamedTuple):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias
 
-from wima.errors import check
-from wima.vector import PARTS, Vector
+from wima.core.errors import check
+from wima.core.vector import PARTS, Vector
 
 AverageState: TypeAlias = Any
 

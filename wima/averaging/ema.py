@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from wima.averaging.base import Averager, Past
-from wima.checks import check_one_of, check_range
-from wima.vector import Vector
+from wima.core.checks import check_one_of, check_range
+from wima.core.vector import Vector
 
 
 class EMAState(NamedTuple):

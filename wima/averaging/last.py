@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wima.averaging.base import Averager, Past
-from wima.vector import Vector
+from wima.core.vector import Vector
 
 
 @dataclass(frozen=True)

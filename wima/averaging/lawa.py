@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wima.averaging.base import Averager, Past
-from wima.averaging.ring import Ring
 from wima.averaging.window import WIMA, WindowSum
-from wima.checks import check_count
-from wima.vector import Vector
+from wima.core.checks import check_count
+from wima.core.vector import Vector
+from wima.storage.ring import Ring
 
 
 class LAWAState(NamedTuple):

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from wima.averaging.base import Averager
 from wima.averaging.last import Last
-from wima.averaging.ring import Ring
-from wima.errors import UsageError, check
-from wima.vector import Vector
+from wima.core.errors import UsageError, check
+from wima.core.vector import Vector
+from wima.storage.ring import Ring
 
 
 class Watch:

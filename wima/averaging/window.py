@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from wima.averaging.base import Averager, Past
-from wima.checks import check_count
-from wima.vector import Vector
+from wima.core.checks import check_count
+from wima.core.vector import Vector
 
 
 class WindowSum(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wima.randomness import rng
+from wima.core.randomness import rng
 
 PAD = 4  # black pixels on each side, before normalisation
 Augment: TypeAlias = Callable[[Tensor, tuple[int, ...]], Tensor]

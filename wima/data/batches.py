@@ -12,12 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from wima.checks import check_count, is_number
+from wima.core.checks import check_count, is_number
+from wima.core.errors import check
+from wima.core.randomness import rng
 from wima.data.federated import FederatedData
 from wima.data.mapped import as_tensor, read_rows
-from wima.errors import check
-from wima.faults import shortened
-from wima.randomness import rng
 
 
 class Batch(NamedTuple):
@@ -125,3 +124,8 @@ def tensors(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
     """A client's arrays as torch tensors, without a copy if they are in memory."""
     x, y = (read_rows(rows) for rows in data.client(client))
     return as_tensor(x), as_tensor(y)
+
+
+def shortened(steps: int, share: float) -> int:
+    """The steps that a client does of those it was asked for."""
+    return max(1, ceil(share * steps)) if share < 1 else steps

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from wima.data.store import Remote, file_digest, raw
-from wima.errors import UsageError
+from wima.core.errors import UsageError
+from wima.data.cache import Remote, file_digest, raw
 
 
 class _Bar:

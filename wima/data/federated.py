@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from wima.core.errors import UsageError, check
 from wima.data.mapped import open_mapped
-from wima.data.split import Ids, as_names, is_whole
-from wima.errors import UsageError, check
+from wima.data.splits.labels import Ids, as_names, is_whole
 
 if TYPE_CHECKING:
     from wima.data.transform import Transform

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from wima.core.errors import UsageError, check
 from wima.data.federated import Array, Bundle, FederatedData, check_labels
 from wima.data.mapped import open_mapped
-from wima.errors import UsageError, check
 
 NEEDED = ("x", "y", "client", "x_test", "y_test")
 OPTIONAL = ("classes", "num_clients")

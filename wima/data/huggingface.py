@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from wima.core.errors import UsageError, check
 from wima.data.federated import Array, FederatedData
-from wima.errors import UsageError, check
 
 
 def from_hugging_face(

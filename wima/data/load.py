@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from wima.data.assignment import read_assignment
-from wima.data.cifar import CIFAR10, CIFAR100
-from wima.data.digits import digits
+from wima.core.errors import check, unknown
+from wima.data.cache import DataSet, Ready, open_ready, prepare, raw, ready
 from wima.data.download import fetch
 from wima.data.federated import Array, Bundle, FederatedData
-from wima.data.femnist import FEMNIST
 from wima.data.files import load_folder, load_npz
-from wima.data.landmarks import fetch_split, load_landmarks
-from wima.data.pachinko import pachinko
-from wima.data.shakespeare import SHAKESPEARE
-from wima.data.split import split as split_labels
-from wima.data.store import DataSet, Ready, open_ready, prepare, raw, ready
-from wima.data.tff import PAM
-from wima.errors import check, unknown
+from wima.data.sets.cifar import CIFAR10, CIFAR100
+from wima.data.sets.digits import digits
+from wima.data.sets.femnist import FEMNIST
+from wima.data.sets.landmarks import fetch_split, load_landmarks
+from wima.data.sets.shakespeare import SHAKESPEARE
+from wima.data.sets.tff import PAM
+from wima.data.splits.assignment import read_assignment
+from wima.data.splits.labels import split as split_labels
+from wima.data.splits.pachinko import pachinko
 
 PUBLIC = {d.name: d for d in (CIFAR10, CIFAR100, PAM, FEMNIST, SHAKESPEARE)}
 SUMMARIES = {

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from wima.core.errors import RunError, UsageError, check, unknown
+from wima.data.cache import DataSet, cache, damaged, prepare, raw, ready
 from wima.data.download import fetch, is_whole_file
 from wima.data.federated import Array, Bundle
 from wima.data.load import PUBLIC, SUMMARIES, label_counts, load
-from wima.data.store import DataSet, cache, damaged, prepare, raw, ready
-from wima.errors import RunError, UsageError, check, unknown
 
 
 def public(name: str) -> DataSet:

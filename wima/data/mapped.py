@@ -18,8 +18,6 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from wima.data.federated import FederatedData
-
 LARGE = 64 * 2**20  # bytes; smaller arrays may stay in memory whole
 AROUND = 2 * 2**20  # bytes: Linux maps at most so much around an address that is read, aligned
 _files: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()  # descriptors
@@ -66,17 +64,11 @@ def as_tensor(array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(view)
 
 
-def release(data: FederatedData, client: int) -> None:
-    """Let go of the pages that hold a client's examples, if they are mapped from a large file.
+def release(rows: npt.NDArray[Any]) -> None:
+    """Free the pages that hold these rows, if they are mapped from a large file.
 
     A later read maps them again.
     """
-    for rows in data.client(client):
-        release_rows(rows)
-
-
-def release_rows(rows: npt.NDArray[Any]) -> None:
-    """The same for any rows of an array."""
     memory = getattr(rows, "_mmap", None)
     if memory is None or memory not in _files or not rows.size:
         return

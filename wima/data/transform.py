@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from wima.core.errors import unknown
 from wima.data.augment import Augment, crop_and_flip, crop_and_flip_alike
-from wima.errors import unknown
 
 Address = tuple[int, ...]
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from wima.core.errors import UsageError, unknown
+from wima.core.machine import cores
+from wima.core.vector import Vector
 from wima.engine.base import Engine, Setup
 from wima.engine.choice import choose
 from wima.engine.local import Solver
 from wima.engine.processes import Processes
 from wima.engine.reference import Reference
 from wima.engine.rounds import Pooled, Serial
-from wima.errors import UsageError, unknown
-from wima.machine import cores
-from wima.vector import Vector
 
 NAMES = ("auto", "reference", "serial", "processes", "batched")
 MakeEngine: TypeAlias = Callable[[Setup], Engine]

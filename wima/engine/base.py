@@ -9,15 +9,15 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from wima.algorithms.base import Algorithm, State
+from wima.algorithms.server_opt import OptState, ServerOpt
+from wima.core.errors import RunError
+from wima.core.vector import Vector
 from wima.data.batches import LocalSGD
+from wima.engine.faults import Faults
 from wima.engine.guard import untouched
 from wima.engine.memory import ClientMemory
-from wima.errors import RunError
-from wima.evaluation import Evaluation, Metrics
-from wima.faults import Faults
-from wima.server_opt import OptState, ServerOpt
-from wima.task import Task
-from wima.vector import Vector
+from wima.task.evaluation import Evaluation, Metrics
+from wima.task.task import Task
 
 Weighting = Literal["examples", "uniform"]
 

@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from wima.algorithms.base import Local
-from wima.data.batches import everything
+from wima.core.errors import check
+from wima.core.randomness import rng
+from wima.core.vector import Vector
+from wima.data.batches import everything, shortened
 from wima.data.mapped import as_tensor, release
-from wima.device import seeded
 from wima.engine.base import Setup
 from wima.engine.local import Problem, Solution
 from wima.engine.rows import RowGradients, check_rows
-from wima.errors import check
-from wima.faults import shortened
-from wima.randomness import rng
-from wima.vector import Vector
+from wima.task.device import seeded
 
 Rows: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]  # of the data
 Plan: TypeAlias = list[Rows]  # what each step of a visit sees
@@ -118,7 +117,8 @@ class Batched:
                 velocity = g = self._sgd.momentum * velocity[:active] + g if k else g
             y[:active].sub_(g, alpha=lr)
         for problem in problems:
-            release(self._task.data, problem.client)
+            for rows_of_client in self._task.data.client(problem.client):
+                release(rows_of_client)
         return rows, y, paths
 
     def _gradient(

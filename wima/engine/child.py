@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from wima.errors import RunError
+from wima.core.errors import RunError
 
 # Started with -c and the parent's path, so that notebooks and scripts without a main guard work.
 _START = (

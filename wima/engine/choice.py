@@ -20,11 +20,11 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-import wima
-from wima.data.store import cache
+from wima.core.errors import RunError, UsageError
+from wima.core.machine import cores, processor
+from wima.core.version import __version__
+from wima.data.cache import cache
 from wima.engine.base import Engine, Setup, first_state, one_thread
-from wima.errors import RunError, UsageError
-from wima.machine import cores, processor
 
 Make: TypeAlias = Callable[[str, Setup], Engine]
 SHORT = 2000  # steps of all clients in all rounds; below, measuring takes longer than the run
@@ -114,7 +114,7 @@ def fingerprint(setup: Setup, cohort: int, steps: int, several: bool) -> str:
     model = (str(space.module), sorted(setup.task.layout.shapes.items()))
     work = (data.x.shape[1:], str(data.x.dtype), str(setup.sgd), cohort, steps, several)
     machine = (processor(), cores(), platform.platform())
-    versions = (torch.__version__, wima.__version__, platform.python_version())
+    versions = (torch.__version__, __version__, platform.python_version())
     return hashlib.sha256(
         repr((model, work, setup.algorithm, machine, versions)).encode()
     ).hexdigest()

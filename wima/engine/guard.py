@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from wima.errors import UsageError
+from wima.core.errors import UsageError
 
 
 def vectors(tree: Any) -> Iterator[torch.Tensor]:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 
 from wima.algorithms.base import Local
+from wima.core.vector import Vector
 from wima.data.batches import Batch, LocalSGD, batches, everything
-from wima.task import Task
-from wima.vector import Vector
+from wima.task.task import Task
 
 
 class Problem(NamedTuple):

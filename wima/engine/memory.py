@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from wima.algorithms.base import State
-from wima.store import PART, Segments
-from wima.trees import Json, decode, encode, size
-from wima.vector import Vector
+from wima.core.vector import Vector
+from wima.storage.segments import PART, Segments
+from wima.storage.states import Json, decode, encode, size
 
 
 class ClientMemory:

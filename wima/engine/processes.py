@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from wima.core.errors import RunError, UsageError, check
+from wima.core.vector import Vector
 from wima.engine.base import Setup, naming
 from wima.engine.child import Child, Dead, end
 from wima.engine.local import Problem, Solution, Solver
@@ -25,9 +27,7 @@ from wima.engine.malloc import keep_freed_memory
 from wima.engine.shared import Handle, Shared
 from wima.engine.slots import SlotHandles, Slots, allocate
 from wima.engine.worker import Briefing
-from wima.errors import RunError, UsageError, check
-from wima.evaluation import Evaluation, Metrics, Totals
-from wima.vector import Vector
+from wima.task.evaluation import Evaluation, Metrics, Totals
 
 Result = TypeVar("Result")
 _LIVES = 3  # workers that a job may kill

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from wima.algorithms.base import Local, Visit
+from wima.core.vector import Vector
 from wima.data.batches import batches
 from wima.engine.base import RoundState, RunningMean, Setup, is_finite, naming
 from wima.engine.guard import untouched
 from wima.engine.local import Problem, full_gradient
-from wima.evaluation import Metrics
-from wima.vector import Vector
+from wima.task.evaluation import Metrics
 
 
 class Reference:

@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from wima.algorithms.base import Algorithm, Extra, State, Visit
+from wima.core.errors import RunError
+from wima.core.vector import Vector
 from wima.engine.base import RoundState, RunningMean, Setup, evaluate_here, is_finite, naming
 from wima.engine.local import Problem, Solution, Solver
-from wima.errors import RunError
-from wima.evaluation import Metrics
-from wima.vector import Vector
+from wima.task.evaluation import Metrics
 
 
 class Pool(Protocol):

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from wima.device import seeded
-from wima.errors import UsageError, check
-from wima.vector import Vector
-from wima.workspace import Workspace
+from wima.core.errors import UsageError, check
+from wima.core.vector import Vector
+from wima.task.device import seeded
+from wima.task.workspace import Workspace
 
 Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 TRACE_AFTER = 4  # uses of a shape; tracing takes as long as some hundred steps

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from wima.algorithms.base import Local
+from wima.core.errors import check
+from wima.core.vector import Vector
 from wima.engine.local import Problem, Solution
 from wima.engine.shared import Handle, Shared
-from wima.errors import check
-from wima.vector import Vector
 
 _NUMPY = {torch.float32: "float32", torch.float64: "float64"}
 

@@ -22,8 +22,8 @@ from wima.engine.local import Solver
 from wima.engine.malloc import keep_freed_memory
 from wima.engine.shared import Handle
 from wima.engine.slots import SlotHandles, Slots
-from wima.evaluation import Evaluation
-from wima.task import Task
+from wima.task.evaluation import Evaluation
+from wima.task.task import Task
 
 
 class Briefing(NamedTuple):

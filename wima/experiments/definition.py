@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from wima.config import read_toml
-from wima.errors import UsageError, unknown
+from wima.core.errors import UsageError, unknown
 from wima.experiments.sheet import Kind
+from wima.runs.settings import read_toml
 
 HERE = Path(__file__).parent
 SHARED = ("methods", "settings", "scales", "printed")  # files that are no experiments

@@ -11,8 +11,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from wima import averaging
-from wima.config import Choice, Settings, change, make_settings, read_table
-from wima.errors import unknown
+from wima.core.errors import unknown
 from wima.experiments.definition import (
     Experiment,
     Method,
@@ -23,6 +22,7 @@ from wima.experiments.definition import (
     settings,
 )
 from wima.experiments.sheet import Cell, Sheet
+from wima.runs.settings import Choice, Settings, change, make_settings, read_table
 
 
 class Job(NamedTuple):

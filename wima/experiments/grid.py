@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from wima import averaging
-from wima.config import Settings, load_settings, parse_override
-from wima.errors import UsageError, check
+from wima.core.errors import UsageError, check
 from wima.experiments.expand import Job
 from wima.experiments.sheet import Cell, Sheet
+from wima.runs.settings import Settings, load_settings, parse_override
 
 LAST = 100  # rounds in a number, as in the paper
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from wima.checks import is_count
-from wima.errors import UsageError
+from wima.core.checks import is_count
+from wima.core.errors import UsageError
 
 SUFFIX = ".sheet.json"
 Kind = Literal["table", "curves"]

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from wima.errors import UsageError
+from wima.core.errors import UsageError
 from wima.experiments.expand import Job
-from wima.lock import is_running
-from wima.runs import read_run
+from wima.runs.folder import read_run
+from wima.storage.lock import is_running
 
 ENDED = ("done", "diverged")  # what is not run again
 

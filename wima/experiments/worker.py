@@ -17,10 +17,10 @@ import tomllib
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from wima.config import make_settings
-from wima.errors import Diverged, RunError, UsageError
-from wima.launch import Interrupted, launch, resume
-from wima.simulation import Record
+from wima.core.errors import Diverged, RunError, UsageError
+from wima.runs.launch import Interrupted, launch, resume
+from wima.runs.settings import make_settings
+from wima.simulation.simulation import Record
 
 
 class Teller:

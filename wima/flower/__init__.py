@@ -6,30 +6,30 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from wima.errors import UsageError
+from wima.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from wima.flower.client import client_app
-    from wima.flower.federation import Federation
-    from wima.flower.grid import LocalGrid, run_flower
-    from wima.flower.legacy import averaged_legacy
-    from wima.flower.options import Options
-    from wima.flower.server import server_app
-    from wima.flower.strategy import averaged
+    from wima.flower.app.client import client_app
+    from wima.flower.app.federation import Federation
+    from wima.flower.app.options import Options
+    from wima.flower.app.server import server_app
+    from wima.flower.averaged.legacy import averaged_legacy
+    from wima.flower.averaged.strategy import averaged
+    from wima.flower.grid.local import LocalGrid, run_flower
 
 if find_spec("flwr") is None:
     raise UsageError("wima.flower needs Flower, which is not installed: pip install 'wima[flower]'")
 
 # Name -> module, loaded at first use: a node that only answers who it is need not wait for torch.
 _WHERE = {
-    "Federation": "federation",
-    "LocalGrid": "grid",
-    "Options": "options",
-    "averaged": "strategy",
-    "averaged_legacy": "legacy",
-    "client_app": "client",
-    "run_flower": "grid",
-    "server_app": "server",
+    "Federation": "app.federation",
+    "LocalGrid": "grid.local",
+    "Options": "app.options",
+    "averaged": "averaged.strategy",
+    "averaged_legacy": "averaged.legacy",
+    "client_app": "app.client",
+    "run_flower": "grid.local",
+    "server_app": "app.server",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import nn
 
-from wima.errors import UsageError
+from wima.core.errors import UsageError
 from wima.models.cnn import SIDE, FemnistCNN
 from wima.models.lenet import LeNet
 from wima.models.lstm import ShakespeareLSTM

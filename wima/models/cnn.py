@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wima.checks import check_count
-from wima.errors import check
+from wima.core.checks import check_count
+from wima.core.errors import check
 from wima.models.init import haiku_
 from wima.models.speed import Dropout, channels_last
 from wima.models.winograd import Conv3x3

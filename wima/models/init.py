@@ -8,7 +8,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from wima.errors import unknown
+from wima.core.errors import unknown
 
 
 def truncated_normal_(weight: Tensor, sigma: float) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from wima.checks import check_count
-from wima.errors import check
+from wima.core.checks import check_count
+from wima.core.errors import check
 from wima.models.speed import channels_last
 
 

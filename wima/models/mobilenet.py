@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from wima.errors import UsageError, check
+from wima.core.errors import UsageError, check
 
 Norm: TypeAlias = Callable[[int], nn.Module]  # channels -> layer
 

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wima.config import Settings
-from wima.errors import UsageError
+from wima.core.errors import UsageError
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet
 from wima.report.statistics import Curve
-from wima.report.table import state_of
-from wima.runs import Run, read_run
+from wima.runs.folder import Run, read_run, state_of
+from wima.runs.settings import Settings
 
 MARKER = ".wima-report"  # in the folder of a report
 SIGNS = ("settings.toml", "records.jsonl", "status.json")  # any of them: meant to be a run

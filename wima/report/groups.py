@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wima.config import HOW, Choice, Settings
 from wima.experiments.sheet import Sheet
 from wima.report.gather import Omitted, Trace
 from wima.report.measure import Measure
 from wima.report.statistics import LAST
 from wima.report.tables import Members, Table, make_table
+from wima.runs.settings import HOW, Choice, Settings
 
 NAME = "runs"
 APART = {"seed", *HOW}  # what runs of one row may differ in

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wima.report.statistics import LAST, Curve, score
-from wima.runs import Run
+from wima.runs.folder import Run
 
 
 class Row(NamedTuple):

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import wima
-from wima.errors import UsageError, check
+from wima.core.errors import UsageError, check
+from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
 from wima.report.figures import draw_table
 from wima.report.gather import MARKER, Found, Omitted, gather
@@ -134,7 +134,7 @@ def _fill(
     measure: Measure,
     facts: dict[str, Any],
 ) -> None:
-    _write(folder / MARKER, f"wima {wima.__version__}\n")
+    _write(folder / MARKER, f"wima {__version__}\n")
     for name in ("tables", "figures"):
         (folder / name).mkdir()
     files: dict[str, list[str]] = {}
@@ -160,7 +160,7 @@ def _facts(title: str) -> dict[str, Any]:
     """Where the page comes from."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return {"title": title, "made": made, "version": wima.__version__, "command": command}
+    return {"title": title, "made": made, "version": __version__, "command": command}
 
 
 def _title(out: Path, paths: Sequence[Path]) -> str:

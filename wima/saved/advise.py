@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from wima.checks import check_count
-from wima.errors import UsageError, check
+from wima.core.checks import check_count
+from wima.core.errors import UsageError, check
 from wima.saved.mean import Decay, Rule, Window, average_files
 from wima.saved.read import INDEX
 

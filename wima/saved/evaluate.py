@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from wima.checks import is_number
-from wima.errors import RunError, UsageError, check
+from wima.core.checks import is_number
+from wima.core.errors import RunError, UsageError, check
 
 HOLE = "{}"
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")

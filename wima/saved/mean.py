@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from wima.checks import check_count, check_range
-from wima.errors import check
+from wima.core.checks import check_count, check_range
+from wima.core.errors import check
 from wima.saved.read import Checkpoint, open_checkpoint
 from wima.saved.tensors import Array, Spec, decode, encode
 from wima.saved.write import Content, check_ending, in_file_order, write

@@ -14,8 +14,8 @@ from typing import IO, Any, Protocol
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from wima.errors import UsageError, check
-from wima.saved.tensors import BY_NUMPY, STORED, Array, Spec
+from wima.core.errors import check
+from wima.saved.tensors import BY_NUMPY, STORED, Array, Spec, check_dtype, damaged
 
 TORCH = (".pt", ".pth", ".ckpt", ".bin")
 INDEX = ".json"
@@ -207,21 +207,3 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     }
     check(kind in readers, f"{path}: unknown kind of checkpoint; expected {KNOWN}.")
     return readers[kind](path, key)
-
-
-def check_dtype(path: Path, name: str, dtype: str, known: bool) -> None:
-    check(
-        known,
-        f"{path}: tensor {name!r} has dtype {dtype}, which cannot be averaged; "
-        f"expected one of {', '.join(STORED)}.",
-    )
-
-
-def damaged(path: Path, error: Exception, what: str = "") -> UsageError:
-    if isinstance(error, OSError):
-        return UsageError(f"Cannot read {path}: {error.strerror or error}.")
-    about = f"{what}: " if what else ""
-    return UsageError(
-        f"{path} is damaged or no such file as its name says: {about}"
-        f"{type(error).__name__}: {error!s:.200}"
-    )

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from wima.checks import check_count, check_one_of
-from wima.errors import UsageError, check
+from wima.core.checks import check_count, check_one_of
+from wima.core.errors import UsageError, check
 
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 IN_FOLDER = (

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from wima.core.errors import UsageError, check
 
 Array: TypeAlias = NDArray[Any]
 
@@ -76,3 +79,21 @@ def _bfloat16(x: Array) -> Array:
     bits = x.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
+
+
+def check_dtype(path: Path, name: str, dtype: str, known: bool) -> None:
+    check(
+        known,
+        f"{path}: tensor {name!r} has dtype {dtype}, which cannot be averaged; "
+        f"expected one of {', '.join(STORED)}.",
+    )
+
+
+def damaged(path: Path, error: Exception, what: str = "") -> UsageError:
+    if isinstance(error, OSError):
+        return UsageError(f"Cannot read {path}: {error.strerror or error}.")
+    about = f"{what}: " if what else ""
+    return UsageError(
+        f"{path} is damaged or no such file as its name says: {about}"
+        f"{type(error).__name__}: {error!s:.200}"
+    )

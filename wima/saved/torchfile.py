@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wima.errors import UsageError, check
-from wima.saved.read import check_dtype, damaged
-from wima.saved.tensors import STORED, Array, Spec
+from wima.core.errors import UsageError, check
+from wima.saved.tensors import STORED, Array, Spec, check_dtype, damaged
 
 DTYPES = {
     torch.float64: "F64",

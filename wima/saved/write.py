@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wima.disk import draft
-from wima.errors import check
+from wima.core.errors import check
 from wima.saved.read import TORCH
 from wima.saved.tensors import STORED, Array, Spec
+from wima.storage.files import draft
 
 ENDINGS = (".safetensors", ".npz", *TORCH)
 

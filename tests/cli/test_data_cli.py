@@ -1,0 +1,299 @@
+"""`wima data`: list, import, verify, show, and fetch over real HTTP from this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.test_loaders import FEMNIST_FILES, femnist_folder, write_fedjax, writer
+from wima.cli.main import main
+from wima.data.cache import Remote, open_ready
+from wima.data.download import fetch
+from wima.data.load import PUBLIC
+from wima.data.sets.femnist import FEMNIST
+
+CLIENTS = {"anne": writer(4), "bert": writer(6, seed=1)}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WIMA_DATA", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path, cache):
+    """Run `wima data ...` in an empty folder with an empty cache: exit code, output, errors."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wima", "data", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A folder as one downloads it."""
+    return femnist_folder(tmp_path / "downloads", CLIENTS)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files`, name -> content; `cut` of them ends early, as when a line breaks."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.cut: set[str] = set()
+        self.asked: list[str] = []
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self):
+        name = self.path[1:]
+        self.server.asked.append(name)
+        content = self.server.files.get(name)
+        self.send_response(404 if content is None else 200)
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        self.wfile.write((content or b"")[: -100 if name in self.server.cut else None])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def publisher(server, source, monkeypatch):
+    """FEMNIST as if published on a server, with checksums."""
+    server.files = {name: (source / name).read_bytes() for name in FEMNIST_FILES}
+    files = tuple(
+        Remote(name, server.url + name, "sha256:" + hashlib.sha256(content).hexdigest())
+        for name, content in server.files.items()
+    )
+    monkeypatch.setitem(PUBLIC, "femnist", replace(FEMNIST, files=files))
+    return server
+
+
+def everything(folder):
+    """All files below a folder."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_list_shows_every_data_set_and_which_are_ready(cli, source, cache):
+    code, out, _ = cli("list")
+    states = {line.split()[0]: line.split()[1] for line in out.splitlines()[:-1]}
+    names = {"digits", "landmarks", *PUBLIC}
+    assert code == 0 and states == dict.fromkeys(names, "-") | {"digits": "ready"}
+    assert str(cache) in out.splitlines()[-1]
+    cli("import", "femnist", source)
+    assert "femnist       ready" in cli("list")[1]
+
+
+def test_import_twice_gives_the_new_files(cli, source, cache):
+    code, out, _ = cli("import", "femnist", source)
+    assert code == 0 and out.strip() == f"femnist: ready in {cache / 'ready' / 'femnist'}"
+    before = everything(cache)
+    femnist_folder(source, {"carl": writer(3)})
+    assert cli("import", "femnist", source)[0] == 0
+    assert open_ready("femnist").meta["names"] == ["carl"] and everything(cache) == before
+    assert [path.name for path in (cache / "ready").iterdir()] == ["femnist"]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("femnist", lambda path: path / "nowhere", "no such file or folder; expected a folder"),
+        ("femnist", lambda path: path / FEMNIST_FILES[0], "expected the folder that holds"),
+        ("cifar10", lambda path: path, "no file data_batch_1.bin in this folder"),
+        ("femnst", lambda path: path, "did you mean 'femnist'?"),
+        ("digits", lambda path: path, "Unknown data set"),
+    ],
+)
+def test_import_refuses_what_is_not_the_data_set(cli, source, cache, name, make, message):
+    code, out, errors = cli("import", name, make(source))
+    assert code == 2 and message in errors and not out
+    assert everything(cache) == []
+
+
+def test_import_checks_the_publishers_checksum(cli, tmp_path):
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    path.write_bytes(b"some other archive")
+    code, _, errors = cli("import", "cifar10", path)
+    assert code == 2 and f"{path}: checksum or size differ from the published file" in errors
+
+
+def test_a_failed_import_leaves_what_was_there(cli, source, cache):
+    cli("import", "femnist", source)
+    before = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+    write_fedjax(source / FEMNIST_FILES[1], CLIENTS, bert=b"damaged")
+    code, _, errors = cli("import", "femnist", source)
+    assert code == 2 and "federated_emnist_test.sqlite: the data of client bert" in errors
+    assert {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("file", ["x", "y", "x_test", "y_test", "offsets"])
+@pytest.mark.parametrize("at", [-1, 20])  # a number, or the array's header
+def test_verify_finds_one_flipped_byte(cli, source, cache, file, at):
+    cli("import", "femnist", source)
+    code, out, _ = cli("verify", "femnist")
+    assert code == 0 and "as written" in out
+    path = cache / "ready" / "femnist" / f"{file}.npy"
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    code, _, errors = cli("verify", "femnist")
+    assert code == 1 and str(path) in errors
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_verify_finds_a_file_that_is_gone_or_empty(cli, source, cache, damage):
+    cli("import", "femnist", source)
+    damage(cache / "ready" / "femnist" / "y_test.npy")
+    code, _, errors = cli("verify", "femnist")
+    assert code == 1 and "y_test.npy" in errors
+
+
+def test_verify_finds_a_downloaded_file_that_has_changed(cli, publisher, cache):
+    cli("fetch", "femnist")
+    path = cache / "raw" / "femnist" / FEMNIST_FILES[0]
+    assert f"{path}: as published" in cli("verify", "femnist")[1]
+    path.write_bytes(path.read_bytes() + b"!")
+    code, out, errors = cli("verify", "femnist")
+    assert code == 1 and f"{path}: DAMAGED" in out and str(path) in errors
+
+
+def test_verify_says_how_to_get_what_is_not_there(cli):
+    code, _, errors = cli("verify", "femnist")
+    assert code == 2 and "`wima data fetch femnist`" in errors
+
+
+def test_show_counts_labels_and_draws_a_contact_sheet(cli, source):
+    cli("import", "femnist", source)
+    code, out, _ = cli("show", "femnist", "--out", "sheet.png")
+    assert code == 0
+    assert "femnist: 10 training and 10 test examples" in out
+    assert "2 clients with 4 to 6 examples, mean 5.0" in out
+    labels, counts = np.unique(CLIENTS["anne"]["label"], return_counts=True)
+    line = next(line for line in out.splitlines() if line.startswith("client 0:"))
+    pairs = dict(pair.split(": ") for pair in line.removeprefix("client 0: ").split(", "))
+    assert pairs == {str(y): str(n) for y, n in zip(labels, counts, strict=True)}
+    with Image.open("sheet.png") as sheet:
+        width, height = sheet.size
+    assert width == pytest.approx(height * 16 / 2, abs=8)  # 16 images in each of 2 rows
+    code, _, errors = cli("show", "femnist", "--out", "sheet.png")
+    assert code == 2 and "sheet.png exists already" in errors
+
+
+def test_show_takes_a_split(cli):
+    code, out, _ = cli("show", "digits", "--alpha", "iid", "--clients", 5, "--out", "a.png")
+    assert code == 0 and "5 clients with 287 to 288 examples" in out  # 1437 = 2 * 288 + 3 * 287
+    code, out, _ = cli("show", "digits", "--alpha", "0")
+    assert code == 0 and "classes per client 1 to 1, mean 1.00" in out and "digits.png" in out
+    assert cli("show", "digits", "--alpha", "much")[0] == 2
+
+
+@pytest.mark.parametrize("out", ["no/such/folder/sheet.png", "sheet.xyz"])
+def test_show_refuses_a_picture_it_cannot_write(cli, out):
+    code, _, errors = cli("show", "digits", "--out", out)
+    assert code == 2 and out in errors
+
+
+def test_show_takes_images_that_are_not_square(cli, tmp_path):
+    x, y = np.ones((6, 1, 4, 9), np.float32), np.zeros(6, int)
+    np.savez(tmp_path / "wide.npz", x=x, y=y, client=[0, 0, 0, 1, 1, 1], x_test=x, y_test=y)
+    assert cli("show", tmp_path / "wide.npz", "--out", "wide.png")[0] == 0
+
+
+def test_fetch_downloads_checks_and_prepares(cli, publisher, cache):
+    code, out, _ = cli("fetch", "femnist")
+    assert code == 0 and f"femnist: ready in {cache / 'ready' / 'femnist'}" in out
+    assert open_ready("femnist").meta["names"] == ["anne", "bert"]
+    assert {p.name: p.read_bytes() for p in (cache / "raw/femnist").iterdir()} == publisher.files
+    asked = len(publisher.asked)
+    assert cli("fetch", "femnist")[0] == 0 and len(publisher.asked) == asked  # nothing twice
+
+
+@pytest.mark.parametrize(
+    ("cause", "message"),
+    [
+        (lambda server, name: server.files.update({name: b"other"}), "is not what was published"),
+        (lambda server, name: server.cut.add(name), "cannot be downloaded"),
+        (lambda server, name: server.files.pop(name), "404"),
+    ],
+    ids=["wrong checksum", "broken line", "missing file"],
+)
+def test_a_failed_fetch_says_what_to_do_and_the_next_one_succeeds(
+    cli, publisher, cache, cause, message
+):
+    whole = dict(publisher.files)
+    cause(publisher, FEMNIST_FILES[1])
+    code, _, errors = cli("fetch", "femnist")
+    assert code == 2 and message in errors and publisher.url + FEMNIST_FILES[1] in errors
+    assert str(cache / "raw" / "femnist") in errors and "wima data import femnist" in errors
+    assert FEMNIST.expects in errors
+    assert everything(cache) == [FEMNIST_FILES[0]]  # whole, and not to be fetched again
+    publisher.files, publisher.cut = whole, set()
+    publisher.asked.clear()
+    assert cli("fetch", "femnist")[0] == 0 and publisher.asked == [FEMNIST_FILES[1]]
+
+
+def test_without_a_checksum_a_broken_line_is_noticed_too(cli, publisher, cache, monkeypatch):
+    remotes = tuple(remote._replace(digest=None) for remote in PUBLIC["femnist"].files)
+    monkeypatch.setitem(PUBLIC, "femnist", replace(FEMNIST, files=remotes))
+    publisher.cut.add(FEMNIST_FILES[0])
+    code, _, errors = cli("fetch", "femnist")
+    assert code == 2 and "cannot be downloaded" in errors and everything(cache) == []
+
+
+def test_without_a_network_fetch_says_where_to_put_the_files(cli, publisher, source, cache):
+    publisher.shutdown()
+    publisher.server_close()
+    code, _, errors = cli("fetch", "femnist")
+    folder = cache / "raw" / "femnist"
+    assert code == 2 and f"put it into {folder}" in errors and everything(cache) == []
+    for name in FEMNIST_FILES:
+        (folder / name).write_bytes((source / name).read_bytes())
+    assert cli("fetch", "femnist")[0] == 0
+
+
+def test_a_cache_that_cannot_be_written_is_said(cli, source, cache, publisher):
+    cache.write_text("a file where the folder should be")
+    for command in (("import", "femnist", source), ("fetch", "femnist")):
+        code, _, errors = cli(*command)
+        assert code == 2 and str(cache) in errors
+
+
+def test_a_damaged_download_is_fetched_again(publisher, cache):
+    fetch("femnist", PUBLIC["femnist"].files, FEMNIST.expects)
+    path = cache / "raw" / "femnist" / FEMNIST_FILES[0]
+    path.write_bytes(b"half")
+    fetch("femnist", PUBLIC["femnist"].files, FEMNIST.expects)
+    assert path.read_bytes() == publisher.files[path.name]

@@ -1,0 +1,41 @@
+"""What the demo claims: the window average is better and calmer than the model it averages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wima.runs.build import build
+from wima.runs.settings import load_settings
+
+SEEDS, LAST = (0, 1, 2), 100
+POINT = 0.01
+
+
+def late_accuracies(seed: int) -> dict[str, np.ndarray]:
+    """Model -> accuracy in each of the demo's last rounds; earlier ones need no evaluation."""
+    rounds = load_settings("demo", []).rounds
+    overrides = [f"seed={seed}", f"eval_every={rounds}", f"eval_last={LAST}"]
+    with build(load_settings("demo", overrides)) as simulation:
+        late = [record.metrics for record in simulation if record.metrics]
+    assert len(late) == LAST
+    return {model: np.array([metrics[model]["accuracy"] for metrics in late]) for model in late[0]}
+
+
+@pytest.fixture(scope="module")
+def accuracies() -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each seed: of the plain model, and of the average."""
+    runs = [late_accuracies(seed) for seed in SEEDS]
+    return [(run["plain"], run["wima50"]) for run in runs]
+
+
+@pytest.mark.slow
+def test_the_demos_average_is_a_point_better_than_the_plain_model(accuracies):
+    gains = [average.mean() - plain.mean() for plain, average in accuracies]
+    assert np.mean(gains) >= POINT
+
+
+@pytest.mark.slow
+def test_the_demos_average_halves_the_deviation_from_round_to_round(accuracies):
+    for plain, average in accuracies:
+        assert average.std() <= plain.std() / 2

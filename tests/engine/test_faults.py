@@ -1,0 +1,126 @@
+"""Clients that drop out, straggle or return nonsense: the same ones in every engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import wima
+from wima.core.errors import Diverged, UsageError
+from wima.data.batches import LocalSGD, batches, shortened
+from wima.engine.faults import Faults
+
+SIZES = (9, 20, 14, 5, 11, 8)
+OPTIONS = {"rounds": 6, "clients_per_round": 4, "lr": 0.1, "batch_size": 4, "seed": 2}
+ENGINES = ["reference", "serial", "batched", "processes"]
+
+
+def task_of(poison: int | None = None) -> wima.Task:
+    """Unequal clients; the examples of client `poison` are infinite."""
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(sum(SIZES), 6)).astype(np.float32)
+    y = draw.integers(0, 3, sum(SIZES))
+    test = (x.copy(), y)
+    data = wima.FederatedData(x, y, np.append(0, np.cumsum(SIZES)))
+    if poison is not None:
+        data.client(poison)[0][:] = np.inf
+    return wima.make_task(lambda: nn.Linear(6, 3), data, test)
+
+
+def play(engine="serial", faults=None, algorithm=None, poison=None, **changes) -> wima.Result:
+    workers = 2 if engine == "processes" else None
+    options = {**OPTIONS, "engine": engine, "workers": workers, **changes}
+    return wima.run(task_of(poison), algorithm, faults=faults, **options)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dropout": 1.5}, {"stragglers": -0.1}, {"dropout": float("nan")}]
+)
+def test_probabilities_are_checked(wrong):
+    with pytest.raises(UsageError, match="must be a probability between 0 and 1"):
+        Faults(**wrong)
+
+
+def test_clients_drop_out_with_the_given_probability_and_independently_of_the_cohort():
+    faults, clients = Faults(dropout=0.3), list(range(2000))
+    left = faults.survivors(0, 5, clients)
+    assert abs(len(left) / 2000 - 0.7) < 5 * (0.3 * 0.7 / 2000) ** 0.5
+    assert faults.survivors(0, 5, clients[::2]) == [i for i in left if i % 2 == 0]
+    assert faults.survivors(0, 6, clients) != left != faults.survivors(1, 5, clients)
+
+
+def test_dropouts_are_recorded_and_leave_the_others_as_they_were():
+    faults = Faults(dropout=0.5)
+    dropping = play(faults=faults)
+    survivors = [[i for i in r.cohort if i not in r.dropped] for r in dropping.records]
+    assert any(r.dropped for r in dropping.records) and any(survivors)
+    cohorts = lambda seed, t: survivors[t]  # noqa: E731
+    if all(survivors):
+        assert torch.equal(dropping.vectors["plain"], play(cohorts=cohorts).vectors["plain"])
+
+
+def test_a_round_without_survivors_keeps_the_model_and_the_average_sees_it_again():
+    task = task_of()
+    result = wima.run(task, faults=Faults(dropout=1.0), averagers=[wima.WIMA(2)], **OPTIONS)
+    assert all(torch.equal(w, task.init(OPTIONS["seed"])) for w in result.vectors.values())
+    assert all(list(r.dropped) == r.cohort for r in result.records)
+
+
+def test_stragglers_do_the_first_part_of_their_steps():
+    data, sgd, faults = task_of().data, LocalSGD(batch_size=1), Faults(stragglers=0.5)
+    shares = [faults.share(0, t, 1) for t in range(400)]
+    late = [s for s in shares if s < 1]
+    assert abs(len(late) / 400 - 0.5) < 5 * 0.5 / 20
+    assert abs(np.mean(late) - 0.5) < 5 * (1 / 12 / len(late)) ** 0.5
+    whole, part = list(batches(data, 1, sgd, 0, 3)), list(batches(data, 1, sgd, 0, 3, 0.31))
+    assert len(whole) == 20 and len(part) == shortened(20, 0.31) == 7
+    assert all(torch.equal(a.x, b.x) for a, b in zip(part, whole, strict=False))
+    assert shortened(20, 0.0) == 1 and shortened(20, 1.0) == 20
+
+
+@pytest.mark.parametrize("engine", ENGINES[1:])
+@pytest.mark.parametrize("algorithm", [wima.FedAvg(), wima.Scaffold(), wima.Mime()])
+def test_faults_are_the_same_in_every_engine(engine, algorithm):
+    faults = Faults(dropout=0.3, stragglers=0.5)
+    plain = play("reference", faults, algorithm).vectors["plain"]
+    other = play(engine, faults, algorithm).vectors["plain"]
+    if engine == "batched":
+        torch.testing.assert_close(other, plain, rtol=0, atol=1e-5)
+    else:
+        assert torch.equal(other, plain)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_clients_that_are_not_finite_are_excluded_and_counted(engine):
+    cohorts = lambda seed, t: [0, 1, 2] if t else [0, 2]  # noqa: E731
+    excluding = play(engine, Faults(exclude=True), poison=1, cohorts=cohorts, eval_every=0)
+    assert [r.excluded for r in excluding.records] == [(), *[(1,)] * 5]
+    without = play(engine, poison=1, cohorts=lambda seed, t: [0, 2], eval_every=0)
+    a, b = excluding.vectors["plain"], without.vectors["plain"]
+    if engine == "batched":
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    else:
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_round_of_which_all_are_excluded_keeps_the_model(engine):
+    faults, cohorts = Faults(exclude=True), lambda seed, t: [1]
+    result = play(engine, faults, poison=1, cohorts=cohorts, eval_every=0)
+    assert torch.equal(result.vectors["plain"], task_of().init(OPTIONS["seed"]))
+    assert all(r.excluded == (1,) for r in result.records)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_exclusion_such_a_run_ends_as_diverged(engine):
+    with pytest.raises(Diverged, match=r"round 1: the norm of the model is nan, more than"):
+        play(engine, poison=1, cohorts=lambda seed, t: [1], eval_every=0)
+
+
+def test_a_norm_beyond_the_factor_ends_the_run():
+    with pytest.raises(Diverged, match=r"round \d: the norm of the model is .*, more than"):
+        play(lr=50.0, diverged=2.0)
+    with pytest.raises(UsageError, match="diverged"):
+        play(diverged=-1.0)

@@ -1,0 +1,50 @@
+"""What docs/flower.md says runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+import tests.helpers.flower_toys  # noqa: F401  (switches telemetry off)
+
+# isort: split
+from flwr.app import Context
+from flwr.client import NumPyClient
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp import ClientApp
+
+PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+
+
+class Client(NumPyClient):
+    def fit(self, parameters, config):
+        return [p + 0.1 for p in parameters], 10, {}
+
+    def evaluate(self, parameters, config):
+        return 0.0, 1, {}
+
+
+def client_fn(context: Context):
+    return Client().to_client()
+
+
+def test_the_examples_run_in_their_order(capsys):
+    names: dict = {"__name__": "flower_docs"}
+    for block in BLOCKS:
+        exec(compile(block, "docs/flower.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert re.search(r"'accuracy': 0\.[89]", printed) and "wima5/accuracy" in printed
+    assert "(64, 10)" in printed
+    average, plain = names["result"].models["wima5"], names["result"].models["plain"]
+    assert not np.array_equal(average["w"].numpy(), plain["w"].numpy())
+    masking = ClientApp(client_fn, mods=[secaggplus_mod])
+    names["run_flower"](names["secure_app"], masking, nodes=3, workers=1)
+    assert "numpy.ndarray" in capsys.readouterr().out
+
+
+def test_examples_are_about_ten_lines():
+    for block in BLOCKS[1:]:
+        assert len([line for line in block.splitlines() if line.strip()]) <= 16

@@ -1,0 +1,200 @@
+"""The average on Flower's older strategies, also under secure aggregation."""
+
+from __future__ import annotations
+
+import tests.helpers.flower_toys  # noqa: F401  (switches telemetry off)
+
+# isort: split
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.client import NumPyClient
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    DPFedAvgFixed,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+)
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+
+from wima import WIMA, UsageError
+from wima.flower import LocalGrid, averaged_legacy
+
+NODES, ROUNDS, W = 5, 4, 2
+SIZES = [10 * (k + 1) for k in range(NODES)]
+INITIAL = [np.zeros((2, 3), np.float32), np.zeros(2, np.float32)]
+
+
+def update(partition: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """A client's model: half way to a point of its own."""
+    rng = np.random.default_rng(partition)
+    points = [rng.normal(size=a.shape) for a in INITIAL]
+    return [(a + 0.5 * (p - a)).astype(np.float32) for a, p in zip(arrays, points, strict=True)]
+
+
+class Client(NumPyClient):
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+
+    def fit(self, parameters, config):
+        return update(self.partition, parameters), SIZES[self.partition], {}
+
+    def evaluate(self, parameters, config):
+        return float(np.abs(parameters[0]).sum()), 1, {}
+
+
+def client_fn(context: Context):
+    return Client(int(context.node_config["partition-id"])).to_client()
+
+
+class Listening(LocalGrid):
+    """Keeps all that reaches the server."""
+
+    def __init__(self, *args, **settings) -> None:
+        super().__init__(*args, **settings)
+        self.heard: list[Message] = []
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        self.heard += replies
+        return replies
+
+
+def loss(parameters) -> float:
+    return float(sum((a.astype(np.float64) ** 2).sum() for a in parameters))
+
+
+def play(strategy, *, mods=(), fit=None):
+    """A run in process; the grid, with what was heard, and Flower's history."""
+    with Listening(ClientApp(client_fn, mods=list(mods)), NODES, workers=1) as grid:
+        own = Context(grid.run.run_id, 1, {}, RecordDict(), {})
+        context = LegacyContext(own, ServerConfig(ROUNDS), strategy)
+        DefaultWorkflow(fit_workflow=fit)(grid, context)
+    return grid, context.history
+
+
+def settings(evaluated: list | None = None) -> dict:
+    def evaluate_fn(server_round, arrays, config):
+        if evaluated is not None:
+            evaluated.append((server_round, [a.copy() for a in arrays]))
+        return loss(arrays), {"size": float(len(arrays))}
+
+    return {
+        "initial_parameters": ndarrays_to_parameters(INITIAL),
+        "evaluate_fn": evaluate_fn,
+        "min_available_clients": NODES,
+    }
+
+
+STRATEGIES = {
+    "FedAvg": FedAvg,
+    "FedAvgM": lambda **s: FedAvgM(server_momentum=0.9, **s),
+    "FedAdam": FedAdam,
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_training_is_bit_identical_and_both_models_are_evaluated(name):
+    before, after = [], []
+    play(STRATEGIES[name](**settings(before)))
+    strategy = averaged_legacy(STRATEGIES[name](**settings(after)), WIMA(W))
+    _, history = play(strategy)
+    plain = [arrays for t, arrays in before]
+    pairs = after[1:]  # after the initial model
+    assert [t for t, _ in pairs] == [t for t in range(1, ROUNDS + 1) for _ in range(2)]
+    for t in range(1, ROUNDS + 1):
+        for a, b in zip(pairs[2 * t - 2][1], plain[t], strict=True):
+            assert a.tobytes() == b.tobytes()
+        window = plain[max(1, t - W + 1) : t + 1]
+        expected = [np.mean([m[k].astype(np.float64) for m in window], axis=0) for k in range(2)]
+        for a, b in zip(pairs[2 * t - 1][1], expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+        reported = dict(history.metrics_centralized[f"wima{W}/loss"])
+        assert reported[t] == loss(pairs[2 * t - 1][1])
+        assert dict(history.losses_centralized)[t] == loss(plain[t])
+    assert isinstance(strategy, FedAvg)
+    assert set(strategy.averaging.models()) == {"plain", f"wima{W}"}
+
+
+def test_clients_evaluate_the_average():
+    strategy = averaged_legacy(FedAvg(**settings()), WIMA(W))
+    _, history = play(strategy)
+    average = parameters_to_ndarrays(strategy.averaging.model(f"wima{W}"))
+    assert dict(history.losses_distributed)[ROUNDS] == pytest.approx(np.abs(average[0]).sum())
+
+
+def masked_vectors(grid: Listening) -> list[tuple[int, list[np.ndarray]]]:
+    """What clients sent as their update, with their node."""
+    from flwr.common import bytes_to_ndarray
+    from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
+
+    found = []
+    for reply in grid.heard:
+        records = reply.content.config_records
+        sent = records.get(RECORD_KEY_CONFIGS, {})
+        if Key.MASKED_PARAMETERS in sent:
+            arrays = [bytes_to_ndarray(b) for b in sent[Key.MASKED_PARAMETERS]]
+            found.append((reply.metadata.src_node_id, arrays))
+    return found
+
+
+def test_with_secagg_the_server_averages_models_and_sees_no_update():
+    evaluated: list = []
+    strategy = averaged_legacy(FedAvg(**settings(evaluated)), WIMA(W))
+    secure = SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2, max_weight=100.0)
+    grid, history = play(strategy, mods=[secaggplus_mod], fit=secure)
+    plain = [INITIAL, *(a for t, a in evaluated[1::2])]
+    assert len(plain) == ROUNDS + 1
+    partitions = {n: grid.node_context(n).node_config["partition-id"] for n in grid.get_node_ids()}
+    sent = masked_vectors(grid)
+    assert len(sent) == ROUNDS * NODES
+    for number, (node, arrays) in enumerate(sent):
+        before = plain[number // NODES]
+        true = update(partitions[node], before)
+        ratio = SIZES[partitions[node]] / 100.0
+        for masked, own in zip(arrays[1:], true, strict=True):  # the first one is the weight
+            unmasked = (ratio * own + 8.0) / 16.0 * 2**22  # how SecAgg+ makes integers
+            assert not np.isclose(masked % 2**32, unmasked, atol=2).any()
+    assert not any(r.content.array_records.get("fitres.parameters") for r in grid.heard)
+    for t in range(1, ROUNDS + 1):
+        updates = [update(k, plain[t - 1]) for k in range(NODES)]
+        for k, array in enumerate(plain[t]):
+            mean = np.average([u[k] for u in updates], axis=0, weights=SIZES)
+            np.testing.assert_allclose(array, mean, atol=1e-4)
+    average = parameters_to_ndarrays(strategy.averaging.model(f"wima{W}"))
+    for k, array in enumerate(average):
+        np.testing.assert_allclose(array, (plain[-1][k] + plain[-2][k]) / 2, rtol=1e-6)
+    assert dict(history.metrics_centralized[f"wima{W}/loss"])[ROUNDS] == loss(average)
+
+
+@pytest.mark.parametrize(
+    "private",
+    [
+        lambda s: DifferentialPrivacyServerSideFixedClipping(s, 0.1, 1.0, NODES),
+        lambda s: DPFedAvgFixed(s, NODES, 1.0, 0.1),
+    ],
+    ids=["fixed-clipping", "dpfedavg"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_average_of_models_before_their_noise_is_refused(private):
+    with pytest.raises(UsageError, match="Put the average outside"):
+        play(private(averaged_legacy(FedAvg(**settings()), WIMA(W))))
+
+
+def test_the_average_of_private_models_is_allowed():
+    private = DifferentialPrivacyServerSideFixedClipping(FedAvg(**settings()), 1e-3, 1e3, NODES)
+    strategy = averaged_legacy(private, WIMA(W))
+    play(strategy)
+    assert strategy.averaging.seen == ROUNDS
+
+
+def test_a_strategy_of_the_new_interface_is_refused():
+    from flwr.serverapp.strategy import FedAvg as NewFedAvg
+
+    with pytest.raises(UsageError, match=r"use averaged\(\)"):
+        averaged_legacy(NewFedAvg(), WIMA(W))

@@ -1,0 +1,122 @@
+"""Nodes come and go, fail, answer late, or are not who they should be; the run goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from tests.helpers.federations import (
+    SIZES,
+    LocalGrid,
+    assert_same,
+    models_of,
+    over,
+    settings_of,
+    simulated,
+)
+from wima.core.errors import RunError, UsageError
+from wima.runs.launch import resume
+
+
+def test_a_node_that_lost_its_memory_starts_anew_and_says_so(tmp_path, caplog):
+    settings = settings_of(tmp_path, algorithm="scaffold", clients_per_round=5)
+    grid = LocalGrid(len(SIZES))
+
+    def forget(node, message, reply):
+        if message.metadata.group_id == "2" and node == 102:
+            grid.contexts[102].state.clear()
+        return reply
+
+    grid.spoil = forget
+    _, run = over(grid, settings, tmp_path / "run")
+    assert run.status["state"] == "done"
+    assert "memory of the visit in round 2 is lost" in caplog.text
+
+
+def test_nodes_come_and_go_between_rounds(tmp_path, caplog):
+    settings = settings_of(tmp_path, clients_per_round=5, algorithm="scaffold", rounds=6)
+    grid = LocalGrid(len(SIZES))
+    parked = {104: grid.contexts.pop(104)}
+
+    def move(node, message, reply):
+        if message.metadata.group_id == "2":
+            parked.update({101: grid.contexts.pop(101)} if 101 in grid.contexts else {})
+        if message.metadata.group_id == "4":
+            grid.contexts.update(parked)
+        return reply
+
+    grid.spoil = move
+    _, run = over(grid, settings, tmp_path / "run", start_nodes=4)
+    cohorts = [r["cohort"] for r in run.records]
+    everyone = list(range(5))
+    assert cohorts == [[0, 1, 2, 3]] * 2 + [[0, 2, 3]] * 2 + [everyone] * 2
+    assert "Node 101 (client 1) left" in caplog.text
+
+
+def test_a_node_lost_in_a_round_is_left_out_of_it(tmp_path, caplog):
+    settings = settings_of(tmp_path, clients_per_round=5, rounds=3)
+    grid = LocalGrid(len(SIZES))
+
+    def fail(node, message, reply):
+        lost = message.metadata.group_id == "2" and node == 103
+        return None if lost else reply
+
+    grid.spoil = fail
+    _, run = over(grid, settings, tmp_path / "run", round_seconds=0.2)
+    assert [r.get("excluded") for r in run.records] == [None, [3], None]
+    assert [len(r["cohort"]) for r in run.records] == [5, 5, 4]  # its answer is still owed
+    assert "node 103 (client 3) is left out: no answer in 0.2 s" in caplog.text
+
+
+def test_a_late_answer_brings_a_node_back_but_is_not_used(tmp_path):
+    settings = settings_of(tmp_path, clients_per_round=5, rounds=4, algorithm="scaffold")
+    grid, held = LocalGrid(len(SIZES)), []
+
+    def delay(node, message, reply):
+        if message.metadata.group_id == "2" and node == 103:
+            held.append(reply)
+            return None
+        if message.metadata.group_id == "3" and held:
+            late = held.pop()
+            grid._replies[late.metadata.reply_to_message_id] = late
+        return reply
+
+    grid.spoil = delay
+    _, run = over(grid, settings, tmp_path / "run", round_seconds=0.2)
+    assert [len(r["cohort"]) for r in run.records] == [5, 5, 4, 5]
+
+
+def test_too_few_nodes_end_the_run_with_advice(tmp_path):
+    settings = settings_of(tmp_path)
+    with pytest.raises(RunError, match=r"for 5 nodes, but 4 are connected.*start-nodes"):
+        over(LocalGrid(4), settings, tmp_path / "run", wait_seconds=0.1)
+
+
+def test_nodes_that_fail_in_every_round_end_the_run(tmp_path):
+    settings = settings_of(tmp_path, rounds=9)
+    grid = LocalGrid(len(SIZES), data=str(tmp_path / "no-such.npz"))
+    with pytest.raises(RunError, match="No node sent a usable update in 3 rounds in a row"):
+        over(grid, settings, tmp_path / "run")
+    with pytest.raises(UsageError, match=r"engine 'flower'.*the way it was started"):
+        resume(tmp_path / "run")
+
+
+def test_two_nodes_of_one_client_count_once_and_strangers_not_at_all(tmp_path, caplog):
+    settings = settings_of(tmp_path, clients_per_round=5)
+    grid = LocalGrid(len(SIZES) + 2)
+    grid.contexts[105].node_config["partition-id"] = 1
+    grid.contexts[106].node_config["partition-id"] = 77
+    _, expected = simulated(settings)
+    _, run = over(grid, settings, tmp_path / "run")
+    assert_same(models_of(run, settings), expected)
+    assert "Node 105 is client 1, which another node is already" in caplog.text
+    assert "Node 106 does not say which client it is" in caplog.text
+
+
+def test_a_node_without_partition_id_is_told_what_to_do(tmp_path, caplog):
+    grid = LocalGrid(len(SIZES))
+    del grid.contexts[100].node_config["partition-id"]
+    settings = settings_of(tmp_path)
+    over(grid, settings, tmp_path / "run", start_nodes=4)
+    assert "--node-config 'partition-id=0'" in caplog.text

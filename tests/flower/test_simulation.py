@@ -1,0 +1,86 @@
+"""Flower's simulation engine runs the example app, and `wima flower run` any settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+pytest.importorskip("ray")
+
+from tests.helpers.flower_processes import BIN, ROOT, Programs, free_port, listens
+from wima.runs.build import build
+from wima.runs.folder import read_run
+from wima.runs.settings import load_settings
+
+QUICK = ["clients=4", "clients_per_round=2", "rounds=3", "window=2"]
+QUICK += ["algorithm=scaffold", "alpha=1.0"]
+PATIENCE = 240  # seconds for what takes thirty on a free machine
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not (BIN / "flower-superlink").exists(), reason="Flower is not installed"),
+]
+
+
+def assert_as_simulated(folder: Path) -> None:
+    """Cohorts and metrics are those of the simulator with the same settings."""
+    run = read_run(folder)
+    with build(load_settings("digits", [*QUICK, "engine=serial"])) as simulation:
+        records = list(simulation)
+    assert run.status["state"] == "done"
+    assert [r["cohort"] for r in run.records] == [r.cohort for r in records]
+    for found, record in zip(run.records, records, strict=True):
+        for name in ("plain", "wima2"):
+            assert found["metrics"][name] == pytest.approx(record.metrics[name], abs=1e-5)
+
+
+def test_the_example_app_runs_on_the_simulation_engine(tmp_path: Path) -> None:
+    port, out = free_port(), tmp_path / "run"
+    with Programs(tmp_path) as programs:
+        programs.start(
+            "superlink",
+            "flower-superlink",
+            *("--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)),
+            "--disable-runtime-dependency-installation",
+        )
+        programs.connect(port, "insecure = true")
+        programs.wait_for(lambda: listens(port), PATIENCE, "the SuperLink's port")
+        config = f'overrides="{" ".join(QUICK)}" out="{out}"'
+        app = str(ROOT / "examples" / "flower")
+        nodes = "num-supernodes=4 client-resources-num-cpus=1"
+        call = programs.start(
+            "flwr-run",
+            *("flwr", "run", app, "test", "--run-config", config, "--federation-config", nodes),
+        )
+        assert call.wait(PATIENCE) == 0, programs.logs()
+
+        def finished() -> bool:
+            status = out / "status.json"
+            return status.exists() and json.loads(status.read_text())["state"] != "running"
+
+        programs.wait_for(finished, PATIENCE, "the end of the run")
+    assert_as_simulated(out)
+
+
+def test_wima_flower_run_gives_what_wima_run_gives(tmp_path: Path) -> None:
+    with Programs(tmp_path) as programs:
+        wima = (sys.executable, "-m", "wima", "flower", "run", "digits", *QUICK)
+        call = programs.start("run", *wima, "--out", "run")
+        assert call.wait(PATIENCE) == 0, programs.logs()
+        assert "wima2" in programs.log("run")
+    assert_as_simulated(tmp_path / "run")
+
+
+def test_wima_flower_run_tells_a_users_mistake_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "wima", "flower", "run", "digits", "algorithm=scafold"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2
+    assert "did you mean 'scaffold'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,28 @@
+"""docs/results.md is what `wima report` makes of the records beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wima.report.gather import gather
+from wima.report.write import write_report
+
+DOCS = Path(__file__).parents[2] / "docs"
+RUNS = DOCS / "results" / "cpu"
+
+
+def body(page: str) -> list[str]:
+    """Without the line that says when it was made."""
+    return [line for line in page.splitlines() if not line.startswith("Made by")]
+
+
+def test_the_results_are_made_from_the_records(tmp_path):
+    done = write_report([RUNS], tmp_path / "report", notes=DOCS / "results" / "notes.md")
+    assert done.omitted == []
+    made = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert body(made) == body((DOCS / "results.md").read_text(encoding="utf-8"))
+
+
+def test_every_run_of_the_results_is_finished():
+    found = gather([RUNS], "accuracy")
+    assert found.runs and {run.state for run in found.runs.values()} <= {"done", "diverged"}

@@ -1,0 +1,202 @@
+"""Settings: texts, tables and overrides mean the same, and survive the way to a file and back."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from wima.algorithms.server_opt import SGD
+from wima.averaging import BY_NAME as AVERAGERS
+from wima.core.errors import UsageError
+from wima.runs.settings import (
+    Choice,
+    Settings,
+    load_settings,
+    make_settings,
+    parse_override,
+    presets,
+    read_table,
+)
+
+
+def test_a_choice_as_text_equals_the_choice_as_table():
+    text = Choice.model_validate("wima:window=50:part=classifier")
+    table = Choice.model_validate({"name": "wima", "window": 50, "part": "classifier"})
+    assert text == table
+    assert text.parameters == {"window": 50, "part": "classifier"}
+    assert Choice.model_validate(str(table)) == table
+
+
+def test_a_choice_makes_what_it_names():
+    made = Choice.model_validate("sgd:lr=0.5:momentum=0.9:nesterov=true").make(
+        "server optimizer", {"sgd": SGD}
+    )
+    assert made == SGD(lr=0.5, momentum=0.9, nesterov=True)
+
+
+def test_a_choice_of_something_unknown_is_refused_with_the_nearest_name():
+    with pytest.raises(UsageError, match="Unknown averager 'wimma'; did you mean 'wima'"):
+        Choice(name="wimma").make("averager", AVERAGERS)
+    with pytest.raises(UsageError, match="hyper-parameter of wima 'size'"):
+        Choice.model_validate("wima:size=3").make("averager", AVERAGERS)
+
+
+@pytest.mark.parametrize(
+    ("window", "averagers"),
+    [(50, ["wima:window=50"]), ([5, 50], ["wima:window=5", "wima:window=50"])],
+)
+def test_window_is_short_for_wima_averagers(window, averagers):
+    assert make_settings({"window": window}) == make_settings({"averagers": averagers})
+
+
+def test_window_and_averagers_together_are_refused():
+    with pytest.raises(UsageError, match="window or averagers, not both"):
+        make_settings({"window": 5, "averagers": ["wima:window=5"]})
+
+
+def test_a_window_override_replaces_the_presets_averagers():
+    settings = load_settings("digits", ["window=7"])
+    assert settings.averagers == [Choice.model_validate("wima:window=7")]
+
+
+def test_one_averager_needs_no_list_and_none_is_possible():
+    assert make_settings({"averagers": "wima:window=3"}) == make_settings({"window": 3})
+    assert make_settings({"averagers": []}).averagers == []
+    assert load_settings("digits", ["averagers="]).averagers == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rounds=12", ("rounds", 12)),
+        ("lr=0.5", ("lr", 0.5)),
+        ("lr=1e-3", ("lr", 1e-3)),
+        ("nesterov=true", ("nesterov", True)),
+        ("data=digits", ("data", "digits")),
+        ('data="digits"', ("data", "digits")),
+        ("data=a/b.npz", ("data", "a/b.npz")),
+        ("window=2,4", ("window", [2, 4])),
+        ("window=[2, 4]", ("window", [2, 4])),
+        (
+            "averagers=wima:window=2,wima:window=4",
+            ("averagers", ["wima:window=2", "wima:window=4"]),
+        ),
+        ("server.momentum=0.9", ("server.momentum", 0.9)),
+        ("data=a=b.npz", ("data", "a=b.npz")),
+    ],
+)
+def test_an_override_is_read_as_toml_or_else_as_text(text, expected):
+    assert parse_override(text) == expected
+    assert type(parse_override(text)[1]) is type(expected[1])
+
+
+@pytest.mark.parametrize("text", ["rounds", "", "=3"])
+def test_an_override_without_key_or_sign_is_refused(text):
+    with pytest.raises(UsageError, match=f"Expected key=value, got '{text}'"):
+        parse_override(text)
+
+
+def test_dotted_overrides_reach_into_texts_tables_and_defaults(tmp_path):
+    for given in ('server = "sgd:lr=0.5"', 'server = {name = "sgd", lr = 0.5}'):
+        (tmp_path / "s.toml").write_text(given)
+        settings = load_settings(str(tmp_path / "s.toml"), ["server.momentum=0.9"])
+        assert settings.server == Choice.model_validate("sgd:lr=0.5:momentum=0.9")
+    (tmp_path / "s.toml").write_text("")
+    settings = load_settings(str(tmp_path / "s.toml"), ["server.momentum=0.9"])
+    assert settings.server == Choice.model_validate("sgd:momentum=0.9")
+    assert Settings().server == Choice(name="sgd"), "the default itself stays"
+
+
+def test_the_order_of_overrides_is_kept():
+    assert load_settings("digits", ["lr=0.5", "lr=0.25"]).lr == 0.25
+
+
+def test_the_last_of_two_ways_to_say_the_algorithm_wins_where_it_speaks():
+    settings = load_settings("digits", ["server=sgd:lr=0.5", "server.momentum=0.9"])
+    assert settings.server.parameters == {"lr": 0.5, "momentum": 0.9}
+
+
+ROUND_TRIPS = [
+    {},
+    {"window": [2, 4]},
+    {"averagers": ["wima:window=3:part=classifier"]},
+    {"averagers": []},
+    {"alpha": "iid"},
+    {"alpha": 0.3, "lr": 1},
+    {"batch_size": "full", "clip": 0.5},
+    {"steps": 7, "workers": 2, "engine": "processes"},
+    {"server": "sgd:momentum=0.9:nesterov=true", "algorithm": {"name": "fedavg"}},
+    {"data": 'odd "name"\\ü.npz', "weighting": "uniform", "last_batch": "short"},
+]
+
+
+@pytest.mark.parametrize("table", ROUND_TRIPS, ids=str)
+def test_settings_survive_the_way_to_toml_and_back(table):
+    settings = make_settings(table)
+    again = make_settings(tomllib.loads(settings.to_toml()))
+    assert again == settings
+    assert again.run_id == settings.run_id
+
+
+def test_settings_in_toml_name_every_choice_so_that_defaults_may_change():
+    written = tomllib.loads(Settings().to_toml())
+    unset = {name for name, field in Settings.model_fields.items() if field.default is None}
+    assert set(written) == set(Settings.model_fields) - unset
+
+
+@pytest.mark.parametrize(
+    "change", [{"lr": 0.2}, {"seed": 1}, {"window": 3}, {"server": "sgd:momentum=0.5"}]
+)
+def test_the_run_id_changes_with_all_that_changes_results(change):
+    assert make_settings(change).run_id != Settings().run_id
+
+
+@pytest.mark.parametrize("change", [{"engine": "reference"}, {"workers": 2}])
+def test_the_run_id_does_not_change_with_the_engine(change):
+    assert make_settings(change).run_id == Settings().run_id
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"rounds": "abc"}, "rounds: .* got 'abc'"),
+        ({"rounds": 2.5}, "rounds: .* got 2.5"),
+        ({"rounds": True}, "rounds: .* got True"),
+        ({"lr": "fast"}, "lr: .* got 'fast'"),
+        ({"roundz": 3}, "Unknown setting 'roundz'; did you mean 'rounds'"),
+        ({"last_batch": "long"}, "last_batch: .*'fill' or 'short', got 'long'"),
+        ({"algorithm": 3}, "algorithm: .* got 3"),
+        ({"averagers": [3]}, "averagers: .* got 3"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused(table, words):
+    with pytest.raises(UsageError, match=words):
+        make_settings(table)
+
+
+def test_every_mistake_is_named_at_once():
+    with pytest.raises(UsageError) as caught:
+        make_settings({"rounds": "abc", "roundz": 3})
+    assert "'abc'" in str(caught.value) and "'roundz'" in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["seed.x=3", "averagers.window=3", "lr.x=1"])
+def test_a_dotted_override_of_a_plain_setting_is_refused(override):
+    with pytest.raises(UsageError, match="has no settings of its own"):
+        load_settings("digits", [override])
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_holds_known_settings_only(name):
+    table = read_table(name)
+    settings = load_settings(name, [])
+    assert settings == make_settings(table)
+    assert {"data", "model", "rounds"} <= set(table)
+
+
+def test_what_an_override_says_replaces_the_file(tmp_path):
+    (tmp_path / "s.toml").write_text("window = 50\nlr = 0.5\n")
+    settings = load_settings(str(tmp_path / "s.toml"), ["averagers=wima:window=2"])
+    assert settings.averagers == [Choice.model_validate("wima:window=2")]
+    assert settings.lr == 0.5

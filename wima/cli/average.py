@@ -1,0 +1,141 @@
+"""The commands on saved checkpoints: `wima average` and `wima advise`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from wima.saved.advise import Row
+
+Files = Annotated[
+    list[str], typer.Argument(metavar="CKPT", help="Files, folders, or quoted patterns.")
+]
+Out = Annotated[Path, typer.Option(help="File to write: .safetensors, .npz or .pt.")]
+WindowSize = Annotated[int, typer.Option(help="Files in the mean.")]
+Ema = Annotated[float | None, typer.Option(help="Instead of a window: the decay of an EMA.")]
+Last = Annotated[int | None, typer.Option(help="Look at the last so many files only.")]
+Every = Annotated[int, typer.Option(help="Take every k-th file, counted back from the newest.")]
+Order = Annotated[
+    str, typer.Option(help="number: by the numbers in the names; time: by age; given: as given.")
+]
+Part = Annotated[
+    list[str] | None, typer.Option(help="Average only tensors of such names, as 'head.*'.")
+]
+Key = Annotated[
+    str | None, typer.Option(help="Where PyTorch files hold the weights, for example model.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
+Evaluate = Annotated[
+    str, typer.Option("--eval", help="Command that prints the metric; {} is the file.")
+]
+Minimize = Annotated[bool, typer.Option("--minimize", help="Small is good.")]
+Metric = Annotated[
+    str | None, typer.Option(help="Its name in the JSON object that the command prints.")
+]
+Windows = Annotated[
+    str | None, typer.Option(help="With commas.  [default: 1,2,5,10,20,50,... and all files]")
+]
+Decays = Annotated[
+    str | None, typer.Option(help="Of EMAs, '' for none.  [default: 0.5,0.8,0.9,0.95,...]")
+]
+Ends = Annotated[int, typer.Option(help="Evaluate as if each of the last so many were the end.")]
+Apart = Annotated[int, typer.Option(help="Files from one end point to the next.")]
+Picture = Annotated[Path, typer.Option(help="PNG of metric against window.")]
+
+
+def average(
+    files: Files,
+    out: Out,
+    window: WindowSize = 100,
+    ema: Ema = None,
+    last: Last = None,
+    every: Every = 1,
+    order: Order = "number",
+    part: Part = None,
+    key: Key = None,
+    force: Force = False,
+) -> None:
+    """Write the mean of the last checkpoints, as: wima average 'run/*.pt' --out mean.pt"""
+    from wima.saved.mean import Decay, Window, average_files
+    from wima.saved.select import select
+
+    rule = Window(window) if ema is None else Decay(ema)
+    chosen = select(files, order, last, every)
+    options: dict[str, Any] = {"part": part or (), "key": key, "force": force}
+    with _bar("averaging") as progress:
+        done = average_files(chosen, out, rule, progress=progress, **options)
+    used = done.files
+    if isinstance(rule, Window) and window > len(used):
+        print(f"Window {window}, but there are {len(used)} checkpoints: all of them were used.")
+    print(f"{out}: {rule.name}, {len(used)} checkpoints, {used[0]} to {used[-1]},")
+    print(f"{done.numbers:,} numbers in {done.tensors:,} tensors.")
+
+
+def advise(
+    files: Files,
+    evaluate: Evaluate,
+    minimize: Minimize = False,
+    metric: Metric = None,
+    windows: Windows = None,
+    decays: Decays = None,
+    ends: Ends = 5,
+    apart: Apart = 1,
+    last: Last = None,
+    every: Every = 1,
+    order: Order = "number",
+    key: Key = None,
+    out: Picture = Path("advise.png"),
+    force: Force = False,
+) -> None:
+    """Try windows and EMAs, as: wima advise 'run/*.pt' --eval 'python evaluate.py {}'"""
+    from wima.saved import advise as advice
+    from wima.saved.evaluate import Command
+    from wima.saved.select import select
+    from wima.storage.files import check_new
+
+    check_new(out, force)
+    command, chosen = Command(evaluate, metric), select(files, order, last, every)
+    rules = advice.candidates(len(chosen), windows, decays)
+    points = advice.end_points(len(chosen), ends, apart)
+    print(f"{len(chosen)} checkpoints, {len(rules)} candidates, {len(points)} end points.")
+    with _bar("evaluating") as progress:
+        rows = advice.advise(chosen, command, rules, points, minimize, key, progress)
+    _show(rows, metric or "metric", out, force)
+
+
+def _show(rows: list[Row], metric: str, out: Path, force: bool) -> None:
+    from rich.console import Console
+
+    from wima.cli.advice import advice_table, draw_advice
+    from wima.saved.advise import verdict
+
+    Console().print(advice_table(rows, metric))
+    for line in verdict(rows):
+        print(line)
+    draw_advice(rows, metric, out, force)
+    print(f"Picture: {out}")
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[float], None]]:
+    """A progress bar on a terminal; calls with the share that is done move it."""
+    from rich import progress
+    from rich.console import Console
+
+    console = Console()
+    columns = (progress.TextColumn(what), progress.BarColumn(bar_width=None))
+    with progress.Progress(
+        *columns,
+        progress.TaskProgressColumn(),
+        progress.TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda share: bar.update(task, completed=share)

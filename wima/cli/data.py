@@ -1,0 +1,68 @@
+"""The commands of `wima data`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="List, fetch, verify, import and show data sets.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; see `wima data list`.")]
+
+
+@app.command("list")
+def list_() -> None:
+    """List the data sets, and which of them are in the cache."""
+    from wima.data.manage import listing
+
+    _print(listing())
+
+
+@app.command()
+def fetch(name: Name) -> None:
+    """Download a data set, check it, and prepare it."""
+    from wima.data.manage import fetch_data
+
+    print(f"{name}: ready in {fetch_data(name)}")
+
+
+@app.command("import")
+def import_(
+    name: Name, path: Annotated[Path, typer.Argument(help="A file or folder of the publisher's.")]
+) -> None:
+    """Prepare a data set from a local copy, without a network."""
+    from wima.data.manage import import_data
+
+    print(f"{name}: ready in {import_data(name, path)}")
+
+
+@app.command()
+def verify(name: Name) -> None:
+    """Compare a data set in the cache with its checksums."""
+    from wima.data.manage import verify_data
+
+    _print(verify_data(name))
+
+
+@app.command()
+def show(
+    name: Name,
+    alpha: Annotated[str | None, typer.Option(help="Split: a number, or iid.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    split: Annotated[str | None, typer.Option(help="A split file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="PNG of the contact sheet.")] = None,
+) -> None:
+    """Print statistics and labels per client, and draw a contact sheet."""
+    from wima.data.manage import show_data
+    from wima.runs.settings import parse_override
+
+    value = None if alpha is None else parse_override(f"alpha={alpha}")[1]
+    sheet = out or Path(f"{Path(name).stem}.png")
+    _print(show_data(name, sheet, alpha=value, clients=clients, split=split))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)

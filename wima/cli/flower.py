@@ -1,0 +1,41 @@
+"""The commands of `wima flower`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wima.core.errors import check
+
+app = typer.Typer(help="Run on Flower: see docs/flower-app.md.", no_args_is_help=True)
+
+
+@app.command()
+def run(
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A preset, or a .toml file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+    robust: Annotated[bool, typer.Option(help="Leave out updates that make no sense.")] = True,
+    round_seconds: Annotated[float, typer.Option(help="Longest wait for a round's answers.")] = 600,
+) -> None:
+    """Run a preset or a settings file on Flower's simulation engine, a virtual node per client."""
+    from wima.cli.show import show
+    from wima.runs.launch import default_path
+    from wima.runs.settings import load_settings
+
+    settings = load_settings(source, overrides or [])
+    check(
+        find_spec("flwr") is not None and find_spec("ray") is not None,
+        "`wima flower run` needs Flower and its simulation engine: pip install 'wima[flower]'.",
+    )
+    from wima.flower.app.options import Options
+    from wima.flower.app.server import simulate_on_flower
+
+    path = out or default_path(settings)
+    options = Options(robust=robust, round_seconds=round_seconds)
+    show(simulate_on_flower(settings, path, options), path)

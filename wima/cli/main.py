@@ -1,0 +1,180 @@
+"""The command line: one function per command, no logic."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wima.cli.average import advise, average
+from wima.cli.data import app as data_app
+from wima.cli.flower import app as flower_app
+from wima.cli.paper import paper, sweep
+from wima.core.errors import RunError, UsageError
+from wima.core.version import __version__
+
+app = typer.Typer(
+    help="Federated learning on heterogeneous data, with window-based model averaging (WIMA).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
+for command in (paper, sweep, average, advise):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"wima {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of wima itself."""
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+) -> None:
+    """Watch the window average beat FedAvg on real digits, in under a minute."""
+    from wima.runs.folder import free_path
+    from wima.runs.settings import load_settings
+
+    settings = load_settings("demo", [f"seed={seed}"])
+    print("FedAvg on 1,797 real digits; 100 clients with one digit each, 5 of them per round.")
+    print("Plain: the global model. wima50: the mean of the last 50 global models.")
+    _run_and_show(settings, out or free_path(Path("runs") / "demo"))
+
+
+@app.command()
+def run(
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A preset, or a .toml file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+) -> None:
+    """Run a preset or a settings file, for example: wima run digits lr=0.05 window=10,50"""
+    from wima.runs.launch import default_path
+    from wima.runs.settings import load_settings
+
+    settings = load_settings(source, overrides or [])
+    _run_and_show(settings, out or default_path(settings))
+
+
+@app.command()
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+) -> None:
+    """Go on with a run that was interrupted, killed or failed, to the same result."""
+    from wima.cli.show import show
+    from wima.runs.launch import resume as go_on
+
+    show(go_on(path), path)
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="The folder that holds run folders.")] = Path(
+        "runs"
+    ),
+) -> None:
+    """List runs: their state, progress and best figures."""
+    from rich.console import Console
+
+    from wima.cli.tables import runs_table
+
+    Console().print(runs_table(folder))
+
+
+@app.command()
+def track(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    to: Annotated[str, typer.Option(help="Trackers, for example tensorboard,mlflow.")],
+) -> None:
+    """Hand runs that ended to TensorBoard, MLflow or Weights & Biases."""
+    from wima.runs.trackers.dispatch import export
+
+    for line in export(paths, to.split(",")):
+        print(line)
+
+
+@app.command()
+def report(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    metric: Annotated[str, typer.Option(help="The metric of the records.")] = "accuracy",
+    last: Annotated[int | None, typer.Option(help="Rounds a number is the mean of.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Count the rounds to this value, for example 0.8.")
+    ] = None,
+    notes: Annotated[
+        Path | None, typer.Option(help="A Markdown file to put before the tables.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace an earlier report.")] = False,
+) -> None:
+    """Tables, figures and one page of runs, beside the paper's numbers where it has some."""
+    from wima.report.measure import Measure
+    from wima.report.write import write_report
+
+    done = write_report(paths, out, Measure(metric, last, target), force, notes)
+    for item in done.omitted:
+        print(f"Left out {item.path}: {item.reason}", file=sys.stderr)
+    print(f"{done.runs} runs, {len(done.tables)} tables. Open {out / 'index.html'}")
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None, typer.Argument(help="One kind of thing, for example algorithms.")
+    ] = None,
+) -> None:
+    """List what there is: algorithms, averagers, data sets, models, ... with their settings."""
+    from wima.runs.catalogue import lines
+
+    for line in lines(kind):
+        print(line)
+
+
+def _run_and_show(settings: object, path: Path) -> None:
+    from wima.cli.show import show
+    from wima.runs.launch import launch
+    from wima.runs.settings import Settings
+
+    assert isinstance(settings, Settings)
+    show(launch(settings, path), path)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends with 2, a failed run with 1."""
+    try:
+        app()
+    except UsageError as error:
+        _end(f"Error: {error}", 2)
+    except RunError as error:
+        _end(f"Error: {error}", 1)
+    except KeyboardInterrupt:
+        _end("Interrupted.", 130)
+    except Exception as error:
+        from wima.runs.launch import Interrupted
+
+        if not isinstance(error, Interrupted):
+            raise
+        _end(str(error), error.code)
+
+
+def _end(message: str, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)

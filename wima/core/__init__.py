@@ -1,0 +1,1 @@
+"""What every room needs: errors, checks of arguments, randomness, the machine, the flat vector."""

@@ -1,0 +1,63 @@
+"""Whether a value is the number it should be; bool is not one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from wima.core.errors import check
+
+
+def is_number(value: Any) -> bool:
+    """An int or float that a float can hold, and not NaN or infinity."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -sys.float_info.max <= value <= sys.float_info.max
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """An int that is at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Raise `UsageError` unless the value is an int >= least."""
+    kind = {0: "a non-negative integer", 1: "a positive integer"}.get(least)
+    expected = kind or f"an integer of at least {least}"
+    check(is_count(value, least), f"{name} must be {expected}, got {value!r}.")
+
+
+def check_rate(name: str, value: Any) -> None:
+    """Raise `UsageError` unless the value is a positive finite number, as learning rates are."""
+    check(is_number(value) and value > 0, f"{name} must be a positive number, got {value!r}.")
+
+
+def check_range(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Raise `UsageError` unless the value is a finite number in the interval."""
+    fits = (
+        is_number(value)
+        and (least is None or value >= least)
+        and (above is None or value > above)
+        and (most is None or value <= most)
+        and (below is None or value < below)
+    )
+    low = "(-inf" if least is above is None else f"[{least}" if above is None else f"({above}"
+    high = "inf)" if most is below is None else f"{most}]" if below is None else f"{below})"
+    check(fits, f"{name} must be a number in {low}, {high}, got {value!r}.")
+
+
+def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise `UsageError` unless the value is one of the allowed texts."""
+    check(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}.")
+
+
+def check_switch(name: str, value: Any) -> None:
+    """Raise `UsageError` unless the value is True or False; "False" would be true."""
+    check(isinstance(value, bool), f"{name} must be true or false, got {value!r}.")

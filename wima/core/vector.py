@@ -1,0 +1,152 @@
+"""A model is one flat vector.
+
+`Flat(module)` lays the module's numbers out in one buffer,
+
+    w = [ trained parameters | the rest: frozen parameters, floating buffers as BatchNorm's ]
+
+and its gradients in a second one, and turns the module's tensors into views of them.  Writing `w`
+writes the model; `backward()` writes the gradient vector.  Integer buffers are counters, not
+numbers to average: they are no part of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import prod
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from wima.core.errors import UsageError, check
+
+Vector: TypeAlias = Tensor  # one-dimensional, floating
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor lies in the vector."""
+
+    slices: dict[str, slice]
+    shapes: dict[str, tuple[int, ...]]
+    trained: int  # length of the part that SGD moves; the rest follows it
+    classifier: tuple[str, ...] = ()  # names of the last linear layer's tensors
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """The tensors one after the other."""
+        slices, shapes, start = {}, {}, 0
+        for name, tensor in tensors.items():
+            shapes[name] = tuple(tensor.shape)
+            slices[name] = slice(start, start + prod(tensor.shape))
+            start = slices[name].stop
+        return cls(slices, shapes, start)
+
+    @property
+    def size(self) -> int:
+        return max((s.stop for s in self.slices.values()), default=0)
+
+    def view(self, w: Vector, name: str) -> Tensor:
+        """The named tensor inside a vector, in its own shape."""
+        return w[self.slices[name]].view(self.shapes[name])
+
+    def unflatten(self, w: Vector) -> dict[str, Tensor]:
+        """Name -> tensor: what `load_state_dict` takes, but for integer buffers."""
+        return {name: self.view(w, name) for name in self.slices}
+
+    def mask(self, part: str) -> Tensor:
+        """True where a vector's entries belong to the part: all, classifier or features."""
+        if part == "all":
+            return torch.ones(self.size, dtype=torch.bool)
+        check(part in PARTS, f"part must be one of {', '.join(PARTS)}, got {part!r}.")
+        check(
+            bool(self.classifier),
+            f"part={part!r} needs a classifier, but the model has no torch.nn.Linear layer.",
+        )
+        classifier = torch.zeros(self.size, dtype=torch.bool)
+        for name in self.classifier:
+            classifier[self.slices[name]] = True
+        return classifier if part == "classifier" else ~classifier
+
+
+PARTS = ("all", "classifier", "features")
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A module bound to two flat buffers: `w` its numbers, `g` the gradient of the trained ones."""
+
+    module: nn.Module
+    layout: Layout = field(init=False)
+    w: Vector = field(init=False)
+    g: Vector = field(init=False)
+
+    def __post_init__(self) -> None:
+        trained, rest = _tensors(self.module)
+        layout = _layout(self.module, trained, rest)
+        tensors = trained | rest
+        w = torch.cat([tensors[name].detach().reshape(-1) for name in layout.slices])
+        g = torch.zeros(layout.trained, dtype=w.dtype, device=w.device)
+        for name in trained:
+            trained[name].data = layout.view(w, name)
+            trained[name].grad = g[layout.slices[name]].view(layout.shapes[name])
+        for name in rest:
+            rest[name].data = layout.view(w, name)
+        for name, value in (("layout", layout), ("w", w), ("g", g)):
+            object.__setattr__(self, name, value)
+
+
+def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The module's floating tensors by name: those that are trained, and the rest."""
+    parameters: dict[str, Tensor] = dict(module.named_parameters())
+    floating: dict[str, Tensor] = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
+    trained = {name: p for name, p in parameters.items() if p.requires_grad}
+    frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
+    check(bool(trained), "The model has no trainable parameter.")
+    rest = frozen | floating
+    _refuse(module, trained | rest)
+    return trained, rest
+
+
+def _refuse(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Raise for what cannot be laid out in one vector, naming it."""
+    for name, tensor in tensors.items():
+        if nn.parameter.is_lazy(tensor):
+            raise UsageError(f"{name} has no shape yet: run one batch through the model first.")
+        check(tensor.is_floating_point(), f"{name} is {tensor.dtype}; expected a floating tensor.")
+    dtypes = {tensor.dtype: name for name, tensor in tensors.items()}
+    if len(dtypes) > 1:
+        found = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
+        raise UsageError(f"All parameters and buffers must have one dtype, but {found}.")
+    # A tied weight that is one Parameter under two names is fine: it is listed once.
+    stored = ((t.data_ptr(), t.nbytes, name) for name, t in tensors.items() if not t.is_meta)
+    spans = sorted(stored)
+    for (start, length, first), (following, _, second) in pairwise(spans):
+        check(
+            start + length <= following,
+            f"{first} and {second} share memory without being the same Parameter; tie weights by "
+            "assigning the Parameter itself (b.weight = a.weight).",
+        )
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
+            check(
+                layer.momentum is not None,
+                f"{name} is a norm layer with momentum=None: its statistics depend on a counter "
+                "that is not averaged. Give it a momentum, for example 0.1.",
+            )
+
+
+def _layout(module: nn.Module, trained: dict[str, Tensor], rest: dict[str, Tensor]) -> Layout:
+    length = sum(tensor.numel() for tensor in trained.values())
+    return replace(Layout.of(trained | rest), trained=length, classifier=_classifier(module))
+
+
+def _classifier(module: nn.Module) -> tuple[str, ...]:
+    """Names of the tensors of the last linear layer, as `named_parameters` lists them."""
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        return ()
+    own = {id(p) for p in linear[-1].parameters()}
+    return tuple(name for name, p in module.named_parameters() if id(p) in own)

@@ -1,0 +1,177 @@
+"""The data cache: publishers' files are read once and kept as arrays that are mapped from disk.
+
+    <cache>/raw/NAME/         what was downloaded
+    <cache>/ready/NAME/       x.npy, y.npy, x_test.npy, y_test.npy, ... and meta.json
+
+The cache is `$WIMA_DATA`, or a folder of the user's own cache.  A folder under `ready` is complete:
+it is written under another name and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pooch  # type: ignore[import-untyped]
+
+from wima.core.errors import UsageError, check
+from wima.data.federated import Array, check_labels
+from wima.data.mapped import open_mapped
+from wima.data.transform import Transform
+
+
+class Remote(NamedTuple):
+    """A file at its publisher."""
+
+    name: str
+    url: str
+    digest: str | None = None  # "md5:..." or "sha256:..."
+    size: int | None = None
+
+
+class Pool(NamedTuple):
+    """A data set as its loader reads it."""
+
+    x: Array
+    y: Array
+    x_test: Array
+    y_test: Array
+    classes: int
+    clients: Array | None = None  # the client of each training example, if the data set has its own
+    groups: Array | None = None  # coarse labels of the training examples
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A public data set: where its files are, how they are read, how models see it."""
+
+    name: str
+    summary: str
+    terms: str
+    files: tuple[Remote, ...]
+    read: Callable[[Path], Pool]  # a file or folder -> arrays
+    transform: Callable[..., Transform]
+    kind: str = "classes"  # or "characters"
+    expects: str = ""  # what `wima data import` takes
+
+
+def cache() -> Path:
+    """Where data are kept."""
+    return Path(os.environ.get("WIMA_DATA") or pooch.os_cache("wima")).expanduser()
+
+
+def ready(name: str) -> Path:
+    """The folder of a data set's arrays."""
+    return cache() / "ready" / name
+
+
+def raw(name: str) -> Path:
+    """The folder of a data set's downloaded files."""
+    return cache() / "raw" / name
+
+
+def prepare(dataset: DataSet, source: Path) -> Path:
+    """Read the publisher's files and keep them as arrays; nothing half-written stays behind."""
+    check(
+        source.exists(), f"{source}: there is no such file or folder; expected {dataset.expects}."
+    )
+    pool = dataset.read(source)
+    check_pool(pool, source)
+    final = ready(dataset.name)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{dataset.name}-", dir=final.parent))
+    except OSError as error:
+        raise UsageError(f"Cannot write the data cache {final}: {error.strerror}.") from None
+    try:
+        _write(pool, fresh)
+        shutil.rmtree(final, ignore_errors=True)
+        fresh.rename(final)
+    except OSError as error:
+        raise UsageError(f"Cannot write the data cache {final}: {error.strerror}.") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return final
+
+
+def check_pool(pool: Pool, source: Path) -> None:
+    """What every loader must deliver, said with the name of the file."""
+    parts = (("training", pool.x, pool.y), ("test", pool.x_test, pool.y_test))
+    for kind, x, y in parts:
+        where = f"{source}: {kind} data"
+        check(len(x) > 0, f"{where} have no examples.")
+        check(len(x) == len(y), f"{where} have {len(x)} examples but {len(y)} labels.")
+        try:
+            check_labels(y, pool.classes, "label")
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from None
+
+
+def _write(pool: Pool, folder: Path) -> None:
+    """Arrays sorted by client, with a checksum each."""
+    arrays = {"x": pool.x, "y": pool.y, "x_test": pool.x_test, "y_test": pool.y_test}
+    if pool.groups is not None:
+        arrays["groups"] = pool.groups
+    names: list[str] | None = None
+    if pool.clients is not None:
+        unique, client, sizes = np.unique(pool.clients, return_inverse=True, return_counts=True)
+        order = np.argsort(client, kind="stable")
+        for key in set(arrays) & {"x", "y", "groups"}:
+            arrays[key] = arrays[key][order]
+        arrays["offsets"] = np.concatenate([[0], np.cumsum(sizes)])
+        names = [str(name) for name in unique]
+    for key, array in arrays.items():
+        np.save(folder / f"{key}.npy", np.ascontiguousarray(array), allow_pickle=False)
+    digests = {key: file_digest(folder / f"{key}.npy") for key in arrays}
+    meta = {"classes": pool.classes, "names": names, "sha256": digests}
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+
+
+class Ready(NamedTuple):
+    """A data set's arrays, mapped from disk."""
+
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+
+def open_ready(name: str) -> Ready:
+    """Map a data set's arrays, read-only."""
+    folder = ready(name)
+    try:
+        meta = _meta(folder)
+        arrays = {key: open_mapped(folder / f"{key}.npy") for key in meta["sha256"]}
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        raise UsageError(
+            f"The data cache {folder} is damaged ({error}); remove the folder and try again."
+        ) from None
+    return Ready(arrays, meta)
+
+
+def damaged(name: str) -> list[str]:
+    """The files of a data set's cache that are not as they were written."""
+    folder = ready(name)
+    found = []
+    for key, digest in _meta(folder)["sha256"].items():
+        path = folder / f"{key}.npy"
+        if not path.is_file() or file_digest(path) != digest:
+            found.append(str(path))
+    return found
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    return {"classes": int(meta["classes"]), "names": meta["names"], "sha256": meta["sha256"]}
+
+
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """The checksum of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()

@@ -1,0 +1,115 @@
+"""CIFAR-10 and CIFAR-100 in the binary version that their publisher offers.
+
+A record is the label bytes (CIFAR-100: coarse, fine), then 3,072 bytes of pixels, plane by plane.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from wima.core.errors import UsageError, check
+from wima.data.cache import DataSet, Pool, Remote
+from wima.data.federated import Array, check_labels
+from wima.data.transform import Images, Transform
+
+PIXELS = 3 * 32 * 32
+TERMS = "No licence text; cite Krizhevsky, Learning Multiple Layers of Features (2009)."
+
+
+def member(source: Path, name: str) -> bytes:
+    """A file of that name below a folder, or inside an archive (or the archive in a folder)."""
+    if source.is_dir():
+        found = sorted(source.rglob(name))
+        if found:
+            return found[0].read_bytes()
+        archives = sorted(source.glob("*.tar.gz"))
+        check(bool(archives), f"{source}: no file {name} in this folder, and no .tar.gz archive.")
+        source = archives[0]
+    try:
+        with tarfile.open(source) as archive:
+            path = next((m for m in archive.getmembers() if Path(m.name).name == name), None)
+            check(path is not None, f"{source}: no file {name} in this archive.")
+            assert path is not None
+            file = archive.extractfile(path)
+            return b"" if file is None else file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise UsageError(f"{source}: truncated, or no tar archive: {error}") from None
+
+
+def records(source: Path, name: str, count: int, labels: int) -> tuple[Array, Array]:
+    """Label bytes (count, labels) and images (count, 3, 32, 32) of one file."""
+    data, size = member(source, name), count * (labels + PIXELS)
+    check(
+        len(data) == size,
+        f"{source}: {name} must have {size:,} bytes, got {len(data):,}; is it truncated?",
+    )
+    table = np.frombuffer(data, np.uint8).reshape(count, labels + PIXELS)
+    return table[:, :labels], table[:, labels:].reshape(count, 3, 32, 32)
+
+
+def read_cifar10(source: Path) -> Pool:
+    """50,000 training and 10,000 test images of 10 classes, in the published order."""
+    parts = [records(source, f"data_batch_{i}.bin", 10_000, 1) for i in range(1, 6)]
+    y, x = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    y_test, x_test = records(source, "test_batch.bin", 10_000, 1)
+    return Pool(x, _labels(y), x_test, _labels(y_test), 10)
+
+
+def read_cifar100(source: Path) -> Pool:
+    """50,000 training and 10,000 test images of 100 classes in 20 groups."""
+    y, x = records(source, "train.bin", 50_000, 2)
+    y_test, x_test = records(source, "test.bin", 10_000, 2)
+    groups = _labels(y[:, :1])
+    try:
+        check_labels(groups, 20, "coarse label")
+    except UsageError as error:
+        raise UsageError(f"{source}: train.bin: {error}") from None
+    return Pool(x, _labels(y[:, 1:]), x_test, _labels(y_test[:, 1:]), 100, groups=groups)
+
+
+def _labels(column: Array) -> Array:
+    return column[:, 0].astype(np.int64)
+
+
+def cifar10_images(augment: str = "each") -> Transform:
+    return Images((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), augment)
+
+
+def cifar100_images(augment: str = "each") -> Transform:
+    return Images((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), augment)
+
+
+CIFAR10 = DataSet(
+    "cifar10",
+    "60,000 colour images of 32x32 pixels, 10 classes; 10,000 for testing",
+    TERMS,
+    (
+        Remote(
+            "cifar-10-binary.tar.gz",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "md5:c32a1d4ab5d03f1284b67883e8d87530",
+        ),
+    ),
+    read_cifar10,
+    cifar10_images,
+    expects="cifar-10-binary.tar.gz, or a folder with data_batch_1.bin ... test_batch.bin",
+)
+CIFAR100 = DataSet(
+    "cifar100",
+    "60,000 colour images of 32x32 pixels, 100 classes in 20 groups; 10,000 for testing",
+    TERMS,
+    (
+        Remote(
+            "cifar-100-binary.tar.gz",
+            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            "md5:03b5dce01913d631647c71ecec9e9cb8",
+        ),
+    ),
+    read_cifar100,
+    cifar100_images,
+    expects="cifar-100-binary.tar.gz, or a folder with train.bin and test.bin",
+)

@@ -1,0 +1,164 @@
+"""Landmarks-User-160k (GLDv2): photographs by their photographers.
+
+The split is two CSV files, federated_train.csv (user_id, image_id, class) and test.csv (image_id,
+class); the images lie in GLDv2's layout, a/b/c/abc....jpg by the first letters of the id.  Images
+are decoded when a batch needs them; x holds their numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wima.core.checks import check_count
+from wima.core.errors import RunError, UsageError, check
+from wima.core.randomness import rng
+from wima.data.cache import Remote
+from wima.data.download import fetch
+from wima.data.federated import Array, Bundle, FederatedData
+from wima.data.transform import Address
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+SPLIT = "landmarks-user-160k.zip"
+ADDRESS = f"http://storage.googleapis.com/gresearch/federated-vision-datasets/{SPLIT}"
+DIGEST = "md5:53c36bd7d5fc12f927af2820b7e4a57c"
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Numbers of images to pixels: decoded, cropped, scaled and normalised as for ImageNet.
+
+    Training: a random part of 8 to 100 % of the area, resized, flipped half of the times.
+    Evaluation: the shorter side resized to 8/7 of the size, then the centre.
+    """
+
+    folder: Path
+    ids: Array  # image ids
+    size: int = 224
+
+    def train(self, x: Tensor, address: Address) -> Tensor:
+        random = rng("augment", *address)
+        return torch.stack([self._normal(self._random_part(int(i), random)) for i in x])
+
+    def evaluate(self, x: Tensor) -> Tensor:
+        return torch.stack([self._normal(self._centre(int(i))) for i in x])
+
+    def path(self, number: int) -> Path:
+        """Where GLDv2 keeps an image."""
+        name = str(self.ids[number])
+        return self.folder / name[0] / name[1] / name[2] / f"{name}.jpg"
+
+    def _open(self, number: int) -> Array:
+        from PIL import Image
+
+        path = self.path(number)
+        try:
+            with Image.open(path) as image:
+                return np.asarray(image.convert("RGB"))
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read as an image: {error}") from None
+
+    def _resize(self, pixels: Array, height: int, width: int) -> Array:
+        from PIL import Image
+
+        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(image)
+
+    def _random_part(self, number: int, random: np.random.Generator) -> Array:
+        pixels = self._open(number)
+        height, width = pixels.shape[:2]
+        area, ratio = random.uniform(0.08, 1.0), np.exp(random.uniform(*np.log([3 / 4, 4 / 3])))
+        h = min(height, max(1, round((height * width * area / ratio) ** 0.5)))
+        w = min(width, max(1, round((height * width * area * ratio) ** 0.5)))
+        top, left = random.integers(height - h + 1), random.integers(width - w + 1)
+        part = self._resize(pixels[top : top + h, left : left + w], self.size, self.size)
+        return part[:, ::-1] if random.random() < 0.5 else part
+
+    def _centre(self, number: int) -> Array:
+        pixels = self._open(number)
+        height, width = pixels.shape[:2]
+        scale = self.size * 8 / 7 / min(height, width)
+        h, w = max(self.size, round(height * scale)), max(self.size, round(width * scale))
+        pixels = self._resize(pixels, h, w)
+        top, left = (h - self.size) // 2, (w - self.size) // 2
+        return pixels[top : top + self.size, left : left + self.size]
+
+    @staticmethod
+    def _normal(pixels: Array) -> Tensor:
+        x = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).float() / 255
+        return (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+
+
+def fetch_split() -> Path:
+    """The published split, downloaded if it is not there."""
+    return fetch("landmarks", (Remote(SPLIT, ADDRESS, DIGEST),), SPLIT) / SPLIT
+
+
+def load_landmarks(split: Path, images: Path, size: int = 224) -> Bundle:
+    """The data set from its split (folder or .zip) and a folder of images in GLDv2's layout."""
+    check_count("size", size)
+    train = _table(split, "federated_train.csv", ("user_id", "image_id", "class"))
+    test = _table(split, "test.csv", ("image_id", "class"))
+    users = np.array([row["user_id"] for row in train])
+    ids = np.array([row["image_id"] for row in train + test])
+    labels = _classes(split, [row["class"] for row in train + test])
+    classes, n = int(labels.max()) + 1, len(train)
+    transform = ImageFiles(images, ids, size)
+    missing = [transform.path(i) for i in range(len(ids)) if not transform.path(i).is_file()]
+    if missing:
+        raise UsageError(
+            f"{len(missing)} of {len(ids)} images are missing, first {missing[0]}; put GLDv2's "
+            "training images there (https://s3.amazonaws.com/google-landmark/train/images_NNN.tar)."
+        )
+    data = FederatedData.from_arrays(np.arange(n), labels[:n], users, classes=classes)
+    return Bundle(data, np.arange(n, len(ids)), labels[n:], classes, transform)
+
+
+def _table(split: Path, name: str, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    where = f"{split}/{name}"
+    text = _text(split, name)
+    reader = csv.DictReader(io.StringIO(text))
+    got = tuple(reader.fieldnames or ())
+    check(set(columns) <= set(got), f"{where}: expected columns {columns}, got {got}.")
+    rows = list(_whole_rows(reader, where))
+    check(bool(rows), f"{where}: no rows.")
+    return rows
+
+
+def _whole_rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
+    for row in reader:
+        if None in row.values() or not row["image_id"]:
+            raise UsageError(f"{where}, line {reader.line_num}: incomplete row.")
+        if not row["image_id"].isalnum() or len(row["image_id"]) < 3:
+            raise UsageError(f"{where}, line {reader.line_num}: bad id {row['image_id']!r}.")
+        yield row
+
+
+def _text(split: Path, name: str) -> str:
+    try:
+        if split.is_dir():
+            return next(iter(split.rglob(name))).read_text(encoding="utf-8")
+        with zipfile.ZipFile(split) as archive:
+            member = next(m for m in archive.namelist() if Path(m).name == name)
+            return archive.read(member).decode()
+    except StopIteration:
+        raise UsageError(f"{split}: no file {name} in it.") from None
+    except (OSError, zipfile.BadZipFile, UnicodeDecodeError) as error:
+        raise UsageError(f"{split}: cannot be read: {error}") from None
+
+
+def _classes(split: Path, texts: list[str]) -> Array:
+    try:
+        labels = np.array(texts, np.int64)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{split}: class must be a number: {error}") from None
+    check(labels.min() >= 0, f"{split}: class must be 0 or more, got {labels.min()}.")
+    return labels

@@ -1,0 +1,66 @@
+"""Shakespeare: the next character, for 715 speaking roles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from wima.core.errors import check
+from wima.data.cache import DataSet, Pool, Remote
+from wima.data.federated import Array
+from wima.data.sets import fedjax
+from wima.data.transform import Characters
+
+ADDRESS = "https://storage.googleapis.com/gresearch/fedjax/shakespeare/"
+FILES = ("shakespeare_train.sqlite", "shakespeare_test.sqlite")
+LENGTH = 80
+PAD, BOS, EOS, FIRST = 0, 1, 2, 3
+CHARACTERS = (
+    "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
+)
+OOV = FIRST + len(CHARACTERS)
+VOCABULARY = OOV + 1  # 90
+_IDS = np.full(256, OOV, np.uint8)
+_IDS[[ord(character) for character in CHARACTERS]] = np.arange(FIRST, OOV)
+
+
+def rows(snippets: list[bytes]) -> tuple[Array, Array]:
+    """A client's inputs and targets (n, 80): all snippets in a row, targets one character ahead."""
+    pieces = [np.concatenate([[BOS], _IDS[np.frombuffer(s, np.uint8)], [EOS]]) for s in snippets]
+    text = np.concatenate(pieces).astype(np.uint8)
+    n = -(-(len(text) - 1) // LENGTH)
+    both = np.full((2, n * LENGTH), PAD, np.uint8)
+    both[0, : len(text) - 1], both[1, : len(text) - 1] = text[:-1], text[1:]
+    x, y = both.reshape(2, n, LENGTH)
+    return x, y
+
+
+def read_shakespeare(source: Path) -> Pool:
+    """FedJAX's two SQLite files."""
+    check(source.is_dir(), f"{source}: expected the folder that holds {FILES[0]} and {FILES[1]}.")
+    x, y, roles = _join(source / FILES[0])
+    x_test, y_test, _ = _join(source / FILES[1])
+    return Pool(x, y, x_test, y_test, VOCABULARY, clients=roles)
+
+
+def _join(path: Path) -> tuple[Array, Array, Array]:
+    names, parts = [], []
+    for name, arrays in fedjax.clients(path, "snippets"):
+        names.append(name)
+        parts.append(rows(arrays["snippets"]))
+    check(bool(names), f"{path}: no roles.")
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return x, y.astype(np.int64), np.repeat(names, [len(part[0]) for part in parts])
+
+
+SHAKESPEARE = DataSet(
+    "shakespeare",
+    "rows of 80 characters by 715 speaking roles, who are the clients; predict the next one",
+    "The text is out of copyright; editions have terms of their own.",
+    tuple(Remote(name, ADDRESS + name) for name in FILES),
+    read_shakespeare,
+    Characters,
+    kind="characters",
+    expects="a folder with FedJAX's shakespeare_{train,test}.sqlite",
+)

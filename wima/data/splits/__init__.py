@@ -1,0 +1,1 @@
+"""Which client holds which example."""

@@ -1,0 +1,50 @@
+"""Clients that fail: they drop out, finish only a part of their steps, or return nonsense.
+
+All is drawn at an address of (seed, round, client): the same clients fail in every engine, with
+every algorithm, and after a resume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wima.core.checks import is_number
+from wima.core.errors import check
+from wima.core.randomness import rng
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """dropout: the probability that a client of the cohort never answers.
+
+    stragglers: the probability that one stops early, after a share of its steps that is uniform
+    between 0 and 1, but after at least one step.
+    exclude: leave out clients whose model is not finite; else such a run ends as diverged.
+    """
+
+    dropout: float = 0.0
+    stragglers: float = 0.0
+    exclude: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "stragglers"):
+            value = getattr(self, name)
+            check(
+                is_number(value) and 0 <= value <= 1,
+                f"{name} must be a probability between 0 and 1, got {value!r}.",
+            )
+        flag = self.exclude
+        check(isinstance(flag, bool), f"exclude must be true or false, got {flag!r}.")
+
+    def survivors(self, seed: int, t: int, cohort: list[int]) -> list[int]:
+        """The clients of the cohort that answer."""
+        if not self.dropout:
+            return cohort
+        return [i for i in cohort if rng("faults", seed, t, i).random() >= self.dropout]
+
+    def share(self, seed: int, t: int, client: int) -> float:
+        """The part of its steps that a client finishes."""
+        if not self.stragglers:
+            return 1.0
+        _, stops, share = rng("faults", seed, t, client).random(3)
+        return float(share) if stops < self.stragglers else 1.0

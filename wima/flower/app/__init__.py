@@ -1,0 +1,1 @@
+"""Our algorithms as a Flower app."""

@@ -1,0 +1,51 @@
+"""The ClientApp of every algorithm: one client of the federation, on its own node.
+
+A node's configuration: `partition-id`, the number of its client; `data`, a file with the client's
+own examples instead of its part of the run's data set; `memory`, a folder in which what the client
+remembers outlives the run.
+"""
+
+from __future__ import annotations
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from wima.core.checks import is_count
+from wima.core.errors import check
+
+client_app = ClientApp()
+
+
+def client_of(context: Context) -> int:
+    """The number of the node's client."""
+    number = context.node_config.get("partition-id")
+    check(
+        is_count(number, 0),
+        "The node's configuration must hold partition-id, the number of its client (0, 1, ...), "
+        f"got {number!r}; start it with --node-config 'partition-id=0'.",
+    )
+    assert isinstance(number, int)
+    return number
+
+
+@client_app.query()
+def who(message: Message, context: Context) -> Message:
+    """Which client is it?  Asked once of every node; answered without torch, at once."""
+    answer = ConfigRecord({"client": client_of(context)})
+    return Message(RecordDict({"who": answer}), reply_to=message)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """A visit: solve the client's problem of this round."""
+    from wima.flower.app.visit import visit
+
+    return Message(visit(message.content, context, client_of(context)), reply_to=message)
+
+
+@client_app.train("gradient")
+def gradient(message: Message, context: Context) -> Message:
+    """The client's full gradient at w, which MIME asks for before anybody trains."""
+    from wima.flower.app.visit import full_gradient
+
+    return Message(full_gradient(message.content, context, client_of(context)), reply_to=message)

@@ -1,0 +1,291 @@
+"""Every algorithm of ours as one Flower strategy: a simulation whose clients are elsewhere.
+
+The round loop, the averagers, records, checkpoints and models are those of `wima run`; only the
+engine differs: it sends local problems to nodes and takes their updates.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    ConfigRecordValues,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from wima import algorithms
+from wima.algorithms import server_opt
+from wima.algorithms.base import State
+from wima.core.errors import RunError, UsageError, check
+from wima.core.vector import Vector
+from wima.engine.base import RoundState, RunningMean, Setup, evaluate_here, naming
+from wima.flower.app.options import Options
+from wima.flower.app.records import pack, to_arrays
+from wima.flower.app.result import as_result
+from wima.flower.app.roster import Roster
+from wima.flower.app.serverside import Counted, ServerSide
+from wima.flower.app.updates import Senseless, Update, read_update, too_long
+from wima.runs import launch
+from wima.runs.folder import read_run
+from wima.runs.settings import HOW, Settings
+from wima.simulation.simulation import check_server_rule
+from wima.task.evaluation import Metrics
+
+log = logging.getLogger(__name__)
+GRADIENT = f"{MessageType.TRAIN}.gradient"
+PATIENCE = 3  # rounds without any usable update, which end the run
+
+
+class Play(NamedTuple):
+    """A round that is being played."""
+
+    state: RoundState
+    server: State
+    t: int
+    nodes: dict[int, int]  # client -> node, of those that take part
+
+
+class Federation(Strategy):
+    """Plays the run of the settings over a grid, from where its folder `out` stands.
+
+    For the simulation's round loop it is the engine: a round is `configure_train`, the nodes' work,
+    `aggregate_train`.
+    """
+
+    name = "flower"  # of the engine, in the run's records
+    runs_ahead = False
+
+    def __init__(
+        self, settings: Settings, out: Path | None = None, options: Options | None = None
+    ) -> None:
+        whole = settings.algorithm.make("algorithm", algorithms.BY_NAME)
+        optimizer = settings.server.make("server optimizer", server_opt.BY_NAME)
+        check_server_rule(whole, optimizer, settings.stack_server)
+        self.settings = settings.model_copy(update={"checkpoint_every": 1})
+        self.out, self.options = out or launch.default_path(settings), options or Options()
+        self.rejected = 0  # updates so far that made no sense
+        self._algorithm = ServerSide(whole=whole)
+        self._grid: Grid
+        self._setup: Setup
+        self._roster: Roster
+        self._play: Play
+        self._after: RoundState
+        self._empty = 0  # rounds in a row without a usable update
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Any = None,
+    ) -> Result:
+        """Play the run to its end; its folder has records, checkpoints and the final models."""
+        given = (initial_arrays, num_rounds, train_config, evaluate_config, evaluate_fn)
+        check(
+            all(value is None for value in given),
+            "The settings say from which model, for how many rounds and how to train and evaluate; "
+            "give start() a grid and, if you like, a timeout.",
+        )
+        self._grid = grid
+        if timeout is not None:
+            self.options = replace(self.options, round_seconds=timeout)
+        parts: dict[str, Any] = {"algorithm": self._algorithm, "engine": self._engine}
+        parts["cohorts"] = self._cohort
+        if (self.out / "settings.toml").is_file():
+            self._check_same()
+            return as_result(launch.resume(self.out, **parts))
+        return as_result(launch.launch(self.settings, self.out, **parts))
+
+    def _check_same(self) -> None:
+        """Another run's folder is not written to."""
+        here, there = (
+            settings.model_dump(mode="json", exclude=HOW)
+            for settings in (self.settings, read_run(self.out).settings)
+        )
+        differ = [f"{key}: {there[key]!r} there" for key in here if here[key] != there[key]]
+        if differ:
+            raise UsageError(
+                f"{self.out} holds a run with other settings ({'; '.join(differ)}); give another "
+                "folder as out."
+            )
+
+    def _engine(self, setup: Setup) -> Federation:
+        self._setup = setup
+        self._roster = Roster(self._grid, setup.task.data.num_clients, self.options)
+        return self
+
+    def _cohort(self, seed: int, t: int) -> list[int]:
+        return self._roster.cohort(seed, t, self.settings.clients_per_round)
+
+    def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
+        """Nothing runs ahead."""
+
+    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
+        return evaluate_here(self._setup.task, models)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
+        there = self._roster.connected()
+        nodes = {i: there[i] for i in cohort if i in there}
+        self._play = Play(state, state.server, t, nodes)
+        arrays = to_arrays({"w": state.w})
+        about: dict[str, ConfigRecordValues] = {
+            "t": t,
+            "lr": float(lr),
+            "settings": self.settings.to_toml(),
+        }
+        if self._algorithm.full_gradient == "cohort":
+            self._observe(arrays, ConfigRecord(about))
+        messages = self.configure_train(t + 1, arrays, ConfigRecord(about), self._grid)
+        self.aggregate_train(t + 1, self._ask(messages))
+        counted = {i for i in cohort if self._after.memory.written(i)}
+        return self._after._replace(excluded=tuple(i for i in cohort if i not in counted))
+
+    def _observe(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
+        """Phase A of MIME: the cohort's mean full gradient at w; who failed is out of the round."""
+        play, trained = self._play, len(self._trained())
+        replies = self._ask(self._messages(GRADIENT, arrays, config))
+        updates = self._updates(replies, {"gradient": trained})
+        gradients = RunningMean()
+        for update in updates.values():
+            gradients.add(update.vectors["gradient"], self._weight(update))
+        server = play.server
+        if updates:
+            with naming(play.t, "observe"):
+                server = self._algorithm.observe(gradients.vector, server)
+        self._play = play._replace(server=server, nodes={i: play.nodes[i] for i in updates})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """The messages that ask the round's clients to train from these arrays."""
+        return self._messages(MessageType.TRAIN, arrays, config)
+
+    def _messages(self, kind: str, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+        state, server, t, nodes = self._play
+        server_arrays, text = pack(server)
+        messages = []
+        for i, node in nodes.items():
+            counted = state.memory.read(i, self._trained()).t
+            share = float(self._setup.faults.share(self._setup.seed, t, i))
+            own = {"server": text, "counted": counted, "share": share}
+            records = {"model": arrays, "server": server_arrays}
+            content = RecordDict({**records, "round": ConfigRecord({**dict(config), **own})})
+            messages.append(Message(content, node, kind, group_id=str(t + 1)))
+        return messages
+
+    def _ask(self, messages: list[Message]) -> list[Message]:
+        """The nodes' answers; nodes that are lost are left out."""
+        answers = self._roster.ask(messages)
+        for i, node in self._play.nodes.items():
+            if node in answers.lost:
+                where = (self._play.t + 1, node, i, answers.lost[node])
+                log.warning("Round %d: node %d (client %d) is left out: %s.", *where)
+        return list(answers.replies.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Step with the means of the updates that make sense; None if there is none."""
+        play, w = self._play, self._trained()
+        sizes = {"delta": len(w)}
+        sizes |= {"rest": len(play.state.w) - len(w)} if len(play.state.w) > len(w) else {}
+        sizes |= {"extra": len(w)} if self._algorithm.sends_extra(w, play.server) else {}
+        updates = self._updates(replies, sizes)
+        self._after = self._step(updates)
+        self._empty = 0 if updates else self._empty + 1
+        if self._empty == PATIENCE:
+            raise RunError(f"No node sent a usable update in {PATIENCE} rounds in a row.")
+        if not updates:
+            return None, None
+        counts = MetricRecord({"clients": len(updates), "rejected": self.rejected})
+        return to_arrays({"w": self._after.w}), counts
+
+    def _updates(self, replies: Iterable[Message], sizes: dict[str, int]) -> dict[int, Update]:
+        """Client -> update, of those that make sense, in the order of the cohort."""
+        clients = {node: i for i, node in self._play.nodes.items()}
+        good: dict[int, Update] = {}
+        bad: dict[int, str] = {}
+        for reply in replies:
+            i = clients.get(reply.metadata.src_node_id)
+            if i is None:  # nobody was asked there
+                continue
+            try:
+                good[i] = read_update(reply, sizes)
+            except Senseless as error:
+                bad[i] = str(error)
+        if self.options.robust:
+            bad |= too_long(good, float(self._play.state.w.norm()), self.options.largest_norm)
+        self._reject(bad)
+        return {i: good[i] for i in self._play.nodes if i in good and i not in bad}
+
+    def _reject(self, bad: dict[int, str]) -> None:
+        """Say which updates are left out and why; if that must not be, the run ends."""
+        for i, reason in sorted(bad.items()):
+            self.rejected += 1
+            t, node = self._play.t + 1, self._play.nodes[i]
+            told = f"round {t}: the update of node {node} (client {i}) makes no sense: {reason}"
+            if not self.options.robust:
+                raise RunError(told)
+            log.warning("%s; it is left out (rejected so far: %d).", told, self.rejected)
+
+    def _step(self, updates: dict[int, Update]) -> RoundState:
+        """The server's step, as every engine takes it."""
+        state, server, t, _ = self._play
+        algorithm, w = self._algorithm, self._trained()
+        deltas, extras, rests = RunningMean(), RunningMean(), RunningMean()
+        means = {"delta": deltas, "extra": extras, "rest": rests}
+        for i, update in updates.items():
+            state.memory.write(i, Counted(t))
+            for name, vector in update.vectors.items():
+                uniform = name == "extra" and algorithm.extra_mean == "uniform"
+                means[name].add(vector.to(w.device), 1.0 if uniform else self._weight(update))
+        if not updates:
+            return state
+        fraction = len(updates) / self._setup.task.data.num_clients
+        with naming(t, "server_update"):
+            gradient, server = algorithm.server_update(
+                w, deltas.vector, extras.value, server, fraction
+            )
+        step, opt = self._setup.server_opt.update(gradient, state.opt)
+        rest = state.w[len(w) :]
+        rest = rest if rests.value is None else rest - rests.vector
+        return RoundState(torch.cat([w - step, rest]), server, opt, state.memory)
+
+    def _trained(self) -> Vector:
+        return self._play.state.w[: self._setup.trained]
+
+    def _weight(self, update: Update) -> float:
+        return float(update.examples) if self._setup.weighting == "examples" else 1.0
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """None: models are evaluated on the server, on the test examples of the settings."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """None: see `configure_evaluate`."""
+        return None
+
+    def summary(self) -> None:
+        log.info("%s, averagers %s", self.settings.algorithm, self.settings.averagers)

@@ -1,0 +1,171 @@
+"""Who is there: the nodes of a grid, and the client that each of them is."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from wima.core.errors import RunError
+from wima.core.randomness import rng
+from wima.flower.app.options import Options
+from wima.flower.app.records import entry
+
+log = logging.getLogger(__name__)
+LONGEST_PAUSE = 0.5  # seconds between two looks for answers
+LOOK_FOR_NODES = 2.0  # seconds between two looks at who is there
+INTRODUCTION = 10.0  # seconds that a server's first round gives nodes to say who they are
+
+
+class Answers(NamedTuple):
+    """What came back: answers by node, and who did not answer, with the reason."""
+
+    replies: dict[int, Message]
+    lost: dict[int, str]
+
+
+class Roster:
+    """Keeps track of nodes as they come and go, and talks to them."""
+
+    def __init__(self, grid: Grid, clients: int, options: Options) -> None:
+        self._grid, self._clients, self._options = grid, clients, options
+        self._client: dict[int, int] = {}  # node -> client
+        self._asked: dict[str, int] = {}  # question who it is -> node
+        self._late: dict[str, int] = {}  # question that a round gave up -> node
+        self._refused: set[int] = set()  # nodes that are no client of this run
+        self._begun = False
+
+    def cohort(self, seed: int, t: int, size: int) -> list[int]:
+        """The clients of round t, drawn from those connected; as simulated, if all of them are."""
+        self._wait(t)
+        there = sorted(self.connected())
+        drawn = rng("cohort", seed, t).choice(len(there), min(size, len(there)), replace=False)
+        return sorted(there[k] for k in drawn.tolist())
+
+    def connected(self) -> dict[int, int]:
+        """Client -> node, of those that can be asked to train."""
+        busy = set(self._late.values())
+        nodes = sorted(self._client, reverse=True)  # of two nodes with one client, the first counts
+        return {self._client[node]: node for node in nodes if node not in busy}
+
+    def ask(self, messages: list[Message]) -> Answers:
+        """Send messages; the answers that came in time.  Who leaves is not waited for."""
+        waiting = self._push(messages)
+        replies: dict[int, Message] = {}
+        lost: dict[int, str] = {}
+
+        def look() -> bool:
+            for node, reply in self._pull(waiting):
+                if reply.has_error():
+                    lost[node] = f"it failed: {reply.error.reason:.200}"
+                else:
+                    replies[node] = reply
+            return not waiting
+
+        def look_for_nodes() -> None:
+            there = set(self._grid.get_node_ids())
+            for question, node in list(waiting.items()):
+                if node not in there:
+                    lost[node] = "it left"
+                    del waiting[question]
+
+        self._until(look, self._options.round_seconds, look_for_nodes)
+        for node in waiting.values():
+            lost[node] = f"no answer in {self._options.round_seconds:g} s"
+        self._late |= waiting
+        return Answers(replies, lost)
+
+    def _wait(self, t: int) -> None:
+        """Wait until enough nodes are there and have said who they are."""
+        if not self._begun:
+            self._until(self._introduced, INTRODUCTION)
+            self._begun = True
+        enough = self._options.min_nodes if t else self._options.start_nodes or self._clients
+
+        def look() -> bool:
+            self.refresh()
+            return len(self.connected()) >= enough
+
+        if not self._until(look, self._options.wait_seconds):
+            raise RunError(
+                f"Waited {self._options.wait_seconds:g} s for {enough} nodes, but "
+                f"{len(self.connected())} are connected; start more, or lower min-nodes or "
+                "start-nodes."
+            )
+
+    def _introduced(self) -> bool:
+        self.refresh()
+        return not self._asked
+
+    def refresh(self) -> None:
+        """Look who is there, ask new nodes who they are, and hear those that were late."""
+        there = set(self._grid.get_node_ids())
+        for known in (self._asked, self._late):
+            for question, node in list(known.items()):
+                if node not in there:
+                    del known[question]
+        for node in set(self._client) - there:
+            log.warning("Node %d (client %d) left.", node, self._client.pop(node))
+        self._refused &= there
+        strangers = there - set(self._client) - set(self._asked.values()) - self._refused
+        if strangers:
+            questions = [Message(RecordDict(), n, MessageType.QUERY) for n in sorted(strangers)]
+            self._asked |= self._push(questions)
+        for node, reply in self._pull(self._asked):
+            self._introduce(node, reply)
+        for node, _ in self._pull(self._late):
+            log.warning("Node %d answers again; its late update is not used.", node)
+
+    def _introduce(self, node: int, reply: Message) -> None:
+        """Note which client a node says it is."""
+        try:
+            if reply.has_error():
+                raise ValueError(reply.error.reason)
+            who = reply.content["who"]
+            assert isinstance(who, ConfigRecord)
+            client = entry(who, "client", int)
+            if not 0 <= client < self._clients:
+                raise ValueError(f"client {client} is not in 0 ... {self._clients - 1}")
+        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            log.warning("Node %d does not say which client it is: %s", node, error)
+            self._refused.add(node)
+            return
+        if client in self._client.values():
+            log.warning("Node %d is client %d, which another node is already.", node, client)
+        self._client[node] = client
+
+    def _push(self, messages: list[Message]) -> dict[str, int]:
+        """Send messages; id -> node, of those that were sent."""
+        ids = [number for number in self._grid.push_messages(messages) if number]
+        # Flower's grids write the id into the message; they skip messages that cannot be sent.
+        nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+        return {number: nodes[number] for number in ids}
+
+    def _pull(self, waiting: dict[str, int]) -> Iterable[tuple[int, Message]]:
+        """The answers that are there, by node; they are taken off the questions."""
+        if not waiting:
+            return []
+        replies = list(self._grid.pull_messages(list(waiting)))
+        answered = [(waiting.pop(r.metadata.reply_to_message_id, None), r) for r in replies]
+        return [(node, reply) for node, reply in answered if node is not None]
+
+    def _until(
+        self, fact: Callable[[], bool], seconds: float, beside: Callable[[], None] | None = None
+    ) -> bool:
+        """Look again and again until the fact holds; whether it did in time."""
+        end, pause = time.monotonic() + seconds, 0.005
+        seen = time.monotonic()
+        while not fact():
+            now = time.monotonic()
+            if now >= end:
+                return False
+            if beside is not None and now - seen >= LOOK_FOR_NODES:
+                beside()
+                seen = now
+            time.sleep(min(pause, max(0.0, end - now)))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return True

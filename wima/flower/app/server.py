@@ -1,0 +1,44 @@
+"""The ServerApp of every algorithm, and the same run on Flower's simulation engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import ConfigRecordValues, Context
+from flwr.serverapp import Grid, ServerApp
+
+from wima.flower.app.client import client_app
+from wima.flower.app.federation import Federation
+from wima.flower.app.options import Options, read_order
+from wima.runs.build import build_task
+from wima.runs.folder import Run, check_free, read_run
+from wima.runs.settings import Settings
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Play the run that the run config asks for, or go on with it."""
+    settings, out, options = read_order(context.run_config)
+    Federation(settings, out, options).start(grid)
+
+
+def simulate_on_flower(settings: Settings, out: Path, options: Options) -> Run:
+    """Play a run on Flower's simulation engine, one virtual node per client."""
+    # Flower's engine for one machine has no other entrance from Python; only it needs Ray.
+    from flwr.simulation import run_simulation
+
+    check_free(out)
+    app, strategy = ServerApp(), Federation(settings, out, options)
+
+    @app.main()
+    def play(grid: Grid, context: Context) -> None:
+        strategy.start(grid)
+
+    nodes = build_task(settings).data.num_clients
+    backend: dict[str, dict[str, ConfigRecordValues]] = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0}
+    }
+    run_simulation(app, client_app, num_supernodes=nodes, backend_config=backend)
+    return read_run(out)

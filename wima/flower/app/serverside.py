@@ -1,0 +1,57 @@
+"""The server's half of an algorithm whose clients are elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from wima.algorithms.base import Algorithm, Extra, FullGradient, Mean, State, Visit
+from wima.core.vector import Vector
+
+
+class Counted(NamedTuple):
+    """All that the server remembers of a client."""
+
+    t: int  # the round of its last visit that counted; -1: none did
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSide(Algorithm):
+    """The algorithm without its clients' memory, which stays on their nodes."""
+
+    whole: Algorithm
+
+    @property
+    def full_gradient(self) -> FullGradient:
+        return self.whole.full_gradient
+
+    @property
+    def own_server_rule(self) -> bool:
+        return self.whole.own_server_rule
+
+    @property
+    def extra_mean(self) -> Mean:
+        return self.whole.extra_mean
+
+    def init(self, w: Vector) -> State:
+        return self.whole.init(w)
+
+    def client_init(self, w: Vector) -> Counted:
+        return Counted(-1)
+
+    def observe(self, gradient: Vector, server: State) -> State:
+        return self.whole.observe(gradient, server)
+
+    def server_update(
+        self, w: Vector, delta: Vector, extra: Extra, server: State, fraction: float
+    ) -> tuple[Vector, State]:
+        return self.whole.server_update(w, delta, extra, server, fraction)
+
+    def served(self, w: Vector, server: State) -> Vector:
+        return self.whole.served(w, server)
+
+    def sends_extra(self, w: Vector, server: State) -> bool:
+        """Whether clients send a vector besides their delta: tried on a visit that went nowhere."""
+        client, visit = self.whole.client_init(w), Visit(w, w, 1, 1.0, 0, w, w)
+        extra, _ = self.whole.client_finish(visit, server, client)
+        return extra is not None

@@ -1,0 +1,78 @@
+"""Which updates make sense: the check that stands between nodes and the global model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord
+
+from wima.core.vector import Vector
+from wima.engine.base import is_finite
+from wima.flower.app.records import to_tensors
+
+MOST_EXAMPLES = 2**40
+
+
+class Update(NamedTuple):
+    """What a client sends: vectors by name, and the number of its examples."""
+
+    vectors: dict[str, Vector]
+    examples: int
+
+
+class Senseless(ValueError):  # noqa: N818  (it is a finding)
+    """An update that cannot be used; the message says why."""
+
+
+def read_update(reply: Message, sizes: Mapping[str, int]) -> Update:
+    """The update in an answer, if it has finite vectors of these names and lengths."""
+    arrays, visit = (reply.content.get(name) for name in ("update", "visit"))
+    if not isinstance(arrays, ArrayRecord) or not isinstance(visit, MetricRecord):
+        raise Senseless(f"expected records update and visit, got {', '.join(reply.content)}")
+    if set(arrays) != set(sizes):
+        raise Senseless(f"expected arrays {', '.join(sizes)}, got {', '.join(arrays) or 'none'}")
+    try:
+        vectors = to_tensors(arrays)
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        raise Senseless(f"its arrays cannot be read: {error}") from None
+    for name, vector in vectors.items():
+        _check_vector(name, vector, sizes[name])
+    examples = visit.get("examples")
+    if type(examples) is not int or not 0 < examples <= MOST_EXAMPLES:
+        raise Senseless(f"expected a number of examples, got {examples!r:.60}")
+    return Update(vectors, examples)
+
+
+def _check_vector(name: str, vector: Vector, size: int) -> None:
+    if vector.shape != (size,) or vector.dtype != torch.float32:
+        raise Senseless(
+            f"{name} must be float32 of shape ({size},), got {vector.dtype} of shape "
+            f"{tuple(vector.shape)}"
+        )
+    if not is_finite(vector):
+        raise Senseless(f"{name} is not finite")
+
+
+def too_long(updates: Mapping[int, Update], model: float, largest: float) -> dict[int, str]:
+    """Who sent a vector of senseless length, with the reason.
+
+    A vector is too long if its norm exceeds `largest` times the median norm of the others' vectors
+    of that name, and that of the model itself (or 1, if the model is shorter).  With fewer than two
+    others there is no median to trust: then `largest` times the norm of the model is the limit.
+    Hence neither one huge update nor one tiny update can turn away an honest client.
+    """
+    found: dict[int, str] = {}
+    model = max(1.0, model)
+    for name in {name for update in updates.values() for name in update.vectors}:
+        norms = {i: float(update.vectors[name].norm()) for i, update in updates.items()}
+        for i, norm in norms.items():
+            others = [other for j, other in norms.items() if j != i]
+            limit = largest * model
+            if len(others) > 1:
+                limit = max(largest * median(others), model)
+            if not norm <= limit:
+                found[i] = f"the norm of {name} is {norm:.3g}, more than {limit:.3g}"
+    return found

@@ -1,0 +1,133 @@
+"""A client's part of a round, as its node plays it."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+
+from wima import algorithms
+from wima.algorithms.base import Algorithm, Visit
+from wima.core.errors import check
+from wima.core.vector import Vector
+from wima.data.batches import LocalSGD
+from wima.data.federated import Array, FederatedData
+from wima.engine.base import one_thread
+from wima.engine.local import Problem, Solver
+from wima.flower.app.memory import NodeMemory
+from wima.flower.app.records import entry, to_arrays, to_tensors, unpack
+from wima.runs.build import build_task
+from wima.runs.settings import Choice, Settings, make_settings
+from wima.task.task import Task
+
+
+class OwnData(FederatedData):
+    """The examples of one client, whatever its number in the federation."""
+
+    def _rows(self, i: int) -> slice:
+        return super()._rows(0)
+
+
+class Call(NamedTuple):
+    """What the server asks, with all that is needed to answer."""
+
+    client: int
+    settings: Settings
+    algorithm: Algorithm
+    solver: Solver
+    w: Vector
+    t: int
+    lr: float
+    share: float
+    counted: int  # the round of the client's last visit that the server knows of
+
+    @property
+    def examples(self) -> int:
+        return self.solver.task.data.size(self.client)
+
+
+def visit(content: RecordDict, context: Context, client: int) -> RecordDict:
+    """Solve the client's problem; the delta goes to the server, the memory stays."""
+    call = _read(content, context, client)
+    algorithm, trained = call.algorithm, call.w[: call.solver.task.trained]
+    arrays, about = content["server"], content["round"]
+    assert isinstance(arrays, ArrayRecord) and isinstance(about, ConfigRecord)
+    with one_thread():
+        server = unpack(arrays, entry(about, "server", str), algorithm.init(trained))
+        memory = NodeMemory(context.state, _folder(context, call))
+        before = memory.read(call.counted, algorithm.client_init(trained))
+        local = algorithm.local(trained, server, before)
+        own, path = algorithm.full_gradient == "own", algorithm.path_gradient
+        address = (call.t, call.client, call.lr, call.w)
+        solution = call.solver.solve(Problem(*address, local, own, path, call.share))
+        assert solution.end is not None
+        end, rest = solution.end[: len(trained)], solution.end[len(trained) :]
+        done = Visit(local.start, end, solution.steps, call.lr, call.t, *solution[2:])
+        extra, after = algorithm.client_finish(done, server, before)
+    memory.write({call.counted: before, call.t: after})
+    update = {"delta": done.delta}
+    update |= {"rest": call.w[len(trained) :] - rest} if len(rest) else {}
+    update |= {} if extra is None else {"extra": extra}
+    return _answer(update, call)
+
+
+def full_gradient(content: RecordDict, context: Context, client: int) -> RecordDict:
+    """The client's full gradient at w."""
+    call = _read(content, context, client)
+    problem = Problem(call.t, call.client, call.lr, call.w, None, full_gradient=True)
+    with one_thread():
+        solution = call.solver.solve(problem)
+    assert solution.gradient is not None
+    return _answer({"gradient": solution.gradient}, call)
+
+
+def _answer(update: dict[str, Vector], call: Call) -> RecordDict:
+    count = MetricRecord({"examples": call.examples})
+    return RecordDict({"update": to_arrays(update), "visit": count})
+
+
+def _read(content: RecordDict, context: Context, client: int) -> Call:
+    model, about = content["model"], content["round"]
+    assert isinstance(model, ArrayRecord) and isinstance(about, ConfigRecord)
+    data = str(context.node_config.get("data", ""))
+    settings, task = _task(entry(about, "settings", str), data)
+    x, y = (task.data.x, task.data.y) if data else _part(task, client)
+    own = OwnData(x, y, np.array([0, len(x)]), None, task.data.classes)
+    solver = Solver(task._replace(data=own), LocalSGD(**settings.sgd), settings.seed)
+    algorithm = settings.algorithm.make("algorithm", algorithms.BY_NAME)
+    w = to_tensors(model)["w"].to(settings.device)
+    t, counted = (entry(about, name, int) for name in ("t", "counted"))
+    lr, share = (entry(about, name, float) for name in ("lr", "share"))
+    return Call(client, settings, algorithm, solver, w, t, lr, share, counted)
+
+
+@lru_cache(maxsize=2)
+def _task(text: str, data: str) -> tuple[Settings, Task]:
+    """The task of the settings; read once, however many clients a process plays."""
+    settings = make_settings(tomllib.loads(text))
+    if data:
+        own = {"data": Choice(name=data), "clients": None, "alpha": None, "split": None}
+        return settings, build_task(settings.model_copy(update=own))
+    return settings, build_task(settings)
+
+
+def _part(task: Task, client: int) -> tuple[Array, Array]:
+    clients = task.data.num_clients
+    check(
+        client < clients,
+        f"The data set has clients 0 ... {clients - 1}, but this node is client {client}; give it "
+        "another partition-id.",
+    )
+    return task.data.client(client)
+
+
+def _folder(context: Context, call: Call) -> Path | None:
+    """Where the client's memory outlives the run, if it shall."""
+    root = context.node_config.get("memory")
+    if not root:
+        return None
+    return Path(str(root)).expanduser() / call.settings.run_id / f"client-{call.client}"

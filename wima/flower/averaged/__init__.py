@@ -1,0 +1,1 @@
+"""Averages on any of Flower's strategies."""

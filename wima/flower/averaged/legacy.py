@@ -1,0 +1,116 @@
+"""The average on Flower's older strategies, `flwr.server.strategy`.
+
+Secure aggregation (SecAgg+) works with these only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+# The older interface lives in flwr.server and flwr.common; it has no other home.
+from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
+from flwr.common import ndarrays_to_parameters as to_parameters
+from flwr.common import parameters_to_ndarrays as to_arrays
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    DPFedAvgFixed,
+    Strategy,
+)
+
+from wima.averaging import Averager
+from wima.core.errors import check
+from wima.flower.averaged.base import Averaging, Options, refuse_privacy_outside, subclassed
+from wima.flower.averaged.models import Arrays
+
+S = TypeVar("S", bound=Strategy)
+PRIVATE = (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    DPFedAvgFixed,  # and its subclass with adaptive clipping
+)
+
+
+def averaged_legacy(
+    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[Options]
+) -> S:
+    """The strategy, with averages of its global models beside them; see `averaged`.
+
+    Arrays have no names here: they are called "0", "1", ... in their order.  `evaluate` reports
+    both models, the average's metrics as "wima100/loss" and so on.  `strategy.averaging.models()`
+    are the models, and `strategy.averaging.served` is the name of the one to serve.
+    """
+    check(
+        isinstance(strategy, Strategy),
+        f"averaged_legacy() takes an instance of flwr.server.strategy.Strategy, got "
+        f"{strategy!r:.80}; for one of flwr.serverapp.strategy.Strategy use averaged().",
+    )
+    subclassed(strategy, _Averaged, Averaging(averagers, _pack, _unpack, options))
+    return strategy
+
+
+def _pack(arrays: Arrays) -> Parameters:
+    return to_parameters(list(arrays.values()))
+
+
+def _unpack(parameters: Parameters) -> Arrays:
+    return {str(k): array for k, array in enumerate(to_arrays(parameters))}
+
+
+# The instance's own class comes between in the order of methods; FedAvg stands for it.
+if TYPE_CHECKING:
+    from flwr.server.strategy import FedAvg as _Next
+else:
+    _Next = Strategy
+
+
+class _Averaged(_Next):
+    """What `averaged_legacy` puts before the methods of a strategy's own class."""
+
+    averaging: Averaging[Parameters]
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        refuse_privacy_outside(self, PRIVATE)
+        self.averaging.begin(parameters)
+        return super().configure_fit(server_round, parameters, client_manager)
+
+    def aggregate_fit(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, FitRes]],
+        failures: list[tuple[ClientProxy, FitRes] | BaseException],
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        parameters, metrics = super().aggregate_fit(server_round, results, failures)
+        if parameters is not None and parameters.tensors:
+            self.averaging.add(server_round, parameters)
+        return parameters, metrics
+
+    def configure_evaluate(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        evaluated = self.averaging.for_clients(parameters)
+        return super().configure_evaluate(server_round, evaluated, client_manager)
+
+    def evaluate(
+        self, server_round: int, parameters: Parameters
+    ) -> tuple[float, dict[str, Scalar]] | None:
+        plain = super().evaluate(server_round, parameters)
+        if plain is None:
+            return None
+        inner = super().evaluate
+
+        def metrics(average: Parameters) -> dict[str, Any]:
+            found = inner(server_round, average)
+            return {} if found is None else {"loss": found[0], **found[1]}
+
+        loss, own = plain
+        return loss, {**own, **self.averaging.evaluate({"loss": loss, **own}, metrics)}

@@ -1,0 +1,170 @@
+"""The global models of a Flower run, plain and averaged, as named arrays.
+
+Flower hands models around as named arrays; averagers work on one vector.  Floating arrays are laid
+out in a vector of float32, or float64 if one of them is; integer arrays take the newest value.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from wima.averaging import SWA, Averager, Watch
+from wima.core.errors import RunError, UsageError, check
+from wima.core.vector import Layout, Vector
+
+Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
+log = logging.getLogger("flwr")  # where Flower's own lines go
+
+
+class Models:
+    """Takes in the global model of every round; gives out the newest one and its averages."""
+
+    def __init__(
+        self,
+        averagers: Mapping[str, Averager],
+        *,
+        rounds: int | None = None,
+        classifier: Sequence[str] = (),
+        **ring: Any,
+    ) -> None:
+        check(bool(averagers), "averaged() needs an averager, for example WIMA(window=100).")
+        parts = sorted({a.part for a in averagers.values()} - {"all"})
+        if parts and not classifier:
+            raise UsageError(
+                f"part={parts[0]!r} needs the names of the last layer's arrays: "
+                "averaged(..., classifier=['fc.weight', 'fc.bias'])."
+            )
+        self.averagers, self.classifier = dict(averagers), tuple(classifier)
+        self.rounds = rounds  # of the run, for averagers that depend on it
+        self.newest: Arrays = {}
+        self.layout: Layout | None = None
+        self.dtype = torch.float32  # of the vector
+        self.watch: Watch | None = None
+        self._initial: Arrays = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._ring = ring  # how past models are kept, see `Ring`
+
+    @property
+    def seen(self) -> int:
+        """How many models were taken in."""
+        return self.watch.ring.count if self.watch else 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether a model was seen, be it the initial one."""
+        return bool(self._shapes)
+
+    def begin(self, arrays: Arrays) -> None:
+        """Take in the model before the first round.
+
+        It says which arrays are integers, since Flower's means of integers are floating; and
+        EMA(begin="initial") starts there.
+        """
+        self._initial = {name: array.copy() for name, array in arrays.items()}
+        self._shapes = _shapes(arrays)
+
+    def add(self, t: int, arrays: Arrays) -> bool:
+        """Take in the model of round t; whether it could be used."""
+        if self.begun:
+            check_same_arrays(t, self._shapes, _shapes(arrays))
+        if self.watch is None:
+            initial = self._initial or arrays
+            self.lay_out([n for n, a in initial.items() if _is_averaged(n, a)], arrays, initial)
+        assert self.watch is not None and self.layout is not None
+        w = _flatten(arrays, self.layout, self.dtype)
+        if not bool(torch.isfinite(w).all()):
+            log.warning("Round %s: the model is not finite; averages leave it out.", t)
+            return False
+        self.watch.update(w)
+        self.newest = {name: array.copy() for name, array in arrays.items()}
+        return True
+
+    def lay_out(self, averaged: Sequence[str], like: Arrays, initial: Arrays | None = None) -> None:
+        """Fix which arrays are averaged, where they lie in the vector, and its dtype."""
+        check(bool(averaged), "The model has no floating array: there is nothing to average.")
+        missing = [name for name in self.classifier if name not in averaged]
+        if missing:
+            raise UsageError(
+                f"classifier: there is no floating array {missing[0]!r}; "
+                f"the model has {', '.join(averaged)}."
+            )
+        self.layout = _layout({name: like[name].shape for name in averaged}, self.classifier)
+        double = any(like[name].dtype.itemsize > 4 for name in averaged)
+        self.dtype = torch.float64 if double else torch.float32
+        w = _flatten(initial or like, self.layout, self.dtype)
+        averagers = {name: self._for_run(a) for name, a in self.averagers.items()}
+        self.watch = Watch(averagers, w, self.layout.mask, **self._ring)
+        self._initial, self._shapes = {}, _shapes(like)
+
+    def _for_run(self, averager: Averager) -> Averager:
+        if self.rounds is not None:
+            return averager.for_run(self.rounds)
+        if isinstance(averager, SWA) and 0 < averager.start < 1:
+            raise UsageError(
+                f"SWA.start = {averager.start} is a share of all rounds, whose number is not "
+                "known: averaged(..., rounds=100), or give SWA the number of a round."
+            )
+        return averager
+
+    def arrays(self, name: str) -> Arrays:
+        """The named model: "plain", or an average; with the dtypes of the newest model."""
+        if self.watch is None or self.layout is None:
+            raise RunError(f"There is no model {name!r} yet: no round has been aggregated.")
+        arrays = {key: array.copy() for key, array in self.newest.items()}
+        if name != "plain":
+            parts = self.layout.unflatten(self.watch.vector(name))
+            arrays |= {key: part.numpy().astype(arrays[key].dtype) for key, part in parts.items()}
+        return arrays
+
+
+def check_same_arrays(
+    t: int, expected: Mapping[str, Sequence[int]], got: Mapping[str, Sequence[int]]
+) -> None:
+    """Raise `RunError` unless both models have the same names and shapes."""
+    gone, fresh = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
+    if gone or fresh:
+        change = [f"{name!r} is gone" for name in gone] + [f"{name!r} is new" for name in fresh]
+        raise RunError(
+            f"Round {t}: the model has other arrays than before ({', '.join(change)}); "
+            "models can only be averaged if all have the same."
+        )
+    for name, shape in expected.items():
+        if tuple(shape) != tuple(got[name]):
+            raise RunError(
+                f"Round {t}: array {name!r} has shape {tuple(got[name])}, before it had "
+                f"{tuple(shape)}; models can only be averaged if all have the same."
+            )
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def _is_averaged(name: str, array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array is averaged; if not, it takes the newest value."""
+    if array.dtype.kind in "iub":
+        return False
+    check(
+        array.dtype.kind == "f" and array.dtype.itemsize <= 8,
+        f"Array {name!r} is {array.dtype}; expected float16, float32, float64 or an integer.",
+    )
+    return True
+
+
+def _layout(shapes: Mapping[str, tuple[int, ...]], classifier: tuple[str, ...]) -> Layout:
+    slices, start = {}, 0
+    for name, shape in shapes.items():
+        slices[name] = slice(start, start + prod(shape))
+        start = slices[name].stop
+    return Layout(slices, dict(shapes), start, classifier)
+
+
+def _flatten(arrays: Arrays, layout: Layout, dtype: torch.dtype) -> Vector:
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    return torch.from_numpy(np.concatenate([arrays[n].ravel().astype(kind) for n in layout.slices]))

@@ -1,0 +1,103 @@
+"""The averages of a Flower server in files, so that a restarted server goes on with its window.
+
+The files are those of a run's checkpoints (`wima.runs.checkpoint`): a manifest in JSON and
+immutable segments in safetensors, with checksums; the two newest states are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wima.core.errors import RunError, UsageError
+from wima.flower.averaged.models import Models
+from wima.runs.checkpoint import FORMAT, MALFORMED, Checkpoint, find, let_go, segments_of
+from wima.storage.ring import Ring
+from wima.storage.segments import Segments, write_manifest
+from wima.storage.states import decode, encode
+
+
+def save(models: Models, store: Segments, extra: Mapping[str, Any]) -> None:
+    """Write all that the next round's averages depend on; `extra` is any JSON."""
+    watch, layout = models.watch, models.layout
+    if watch is None or layout is None:
+        return
+    tensors = {f"newest {name}": torch.from_numpy(a) for name, a in models.newest.items()}
+    rings: dict[str, Ring] = {}
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "t": models.seen,  # not the round: that begins anew when a server is restarted
+        "identity": _identity(models),
+        "extra": dict(extra),
+        "arrays": {"newest": list(models.newest), "averaged": list(layout.slices)},
+        "averages": {
+            name: encode(watch.states[name], f"average {name}", tensors, rings)
+            for name in watch.averagers
+        },
+        "vectors": store.write("vectors", tensors),
+        "rings": {
+            name: {"count": ring.count, "segments": ring.save(store, "ring")}
+            for name, ring in {"past": watch.ring, **rings}.items()
+        },
+        "clients": [],
+    }
+    manifest["sums"] = {name: store.sums[name] for name in segments_of(manifest)}
+    write_manifest(store.folder / f"{models.seen:09d}.json", manifest)
+    let_go(store)
+
+
+def _identity(models: Models) -> dict[str, Any]:
+    """What must be the same for a state to be gone on with."""
+    return {
+        "averagers": {name: repr(averager) for name, averager in models.averagers.items()},
+        "classifier": list(models.classifier),
+        "rounds": models.rounds,
+    }
+
+
+def restore(models: Models, store: Segments) -> dict[str, Any] | None:
+    """Put fresh models where the newest whole state in the folder was; its `extra`, or None if the
+    folder holds no state."""
+    found, wrong = find(store)
+    if not found and wrong:
+        raise RunError(f"No state in {store.folder} is whole: {'; '.join(wrong)}.")
+    if not found:
+        return None
+    identity = found[0].identity
+    models.rounds = identity.get("rounds") if models.rounds is None else models.rounds
+    for key, asked in _identity(models).items():
+        if identity.get(key) != asked:
+            raise UsageError(
+                f"{store.folder} holds averages with {key} = {identity.get(key)}, asked for are "
+                f"{asked}; give the same, or another folder."
+            )
+    try:
+        _restore(models, store, found[0])
+    except MALFORMED as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise RunError(f"The state in {store.folder} does not fit: {reason}") from error
+    return found[0].extra
+
+
+def _restore(models: Models, store: Segments, saved: Checkpoint) -> None:
+    manifest = saved.manifest
+
+    def tensor(name: str) -> Tensor:
+        return store.read(manifest["vectors"], name)
+
+    newest = {name: tensor(f"newest {name}").numpy() for name in manifest["arrays"]["newest"]}
+    models.lay_out(manifest["arrays"]["averaged"], newest)
+    models.newest = {name: np.array(array) for name, array in newest.items()}
+    watch = models.watch
+    assert watch is not None
+    rings: dict[str, Ring] = {}
+    for name in watch.averagers:
+        encode(watch.states[name], f"average {name}", {}, rings)  # finds the rings of averagers
+    for name, ring in {"past": watch.ring, **rings}.items():
+        ring.load(store, manifest["rings"][name]["segments"], manifest["rings"][name]["count"])
+    for name, state in watch.states.items():
+        watch.states[name] = decode(manifest["averages"][name], state, tensor, rings)

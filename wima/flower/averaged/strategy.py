@@ -1,0 +1,138 @@
+"""The average on any of Flower's strategies: `averaged(FedAvg(), WIMA(window=100))`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Result,
+    Strategy,
+)
+
+from wima.averaging import Averager
+from wima.core.errors import UsageError, check
+from wima.flower.averaged.base import Averaging, Options, refuse_privacy_outside, subclassed
+from wima.flower.averaged.models import Arrays, log
+
+S = TypeVar("S", bound=Strategy)
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+PRIVATE = (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+
+
+def averaged(
+    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[Options]
+) -> S:
+    """The strategy, with averages of its global models beside them.
+
+    Training is that of the plain model, bit for bit.  `start` evaluates both models and its result
+    holds both: `result.models`, by name; `result.arrays` is the one that is served.  Clients
+    evaluate the average.  `strategy.averaging` has the models at any time.  See `Options`.
+
+    The instance itself is changed and given back.
+    """
+    check(
+        isinstance(strategy, Strategy),
+        f"averaged() takes an instance of flwr.serverapp.strategy.Strategy, got {strategy!r:.80}; "
+        "for one of flwr.server.strategy.Strategy use averaged_legacy().",
+    )
+    subclassed(strategy, _Averaged, Averaging(averagers, _pack, _unpack, options))
+    return strategy
+
+
+def _pack(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def _unpack(record: ArrayRecord) -> Arrays:
+    return {name: array.numpy() for name, array in record.items()}  # copies
+
+
+# The instance's own class comes between in the order of methods; FedAvg stands for it.
+if TYPE_CHECKING:
+    from flwr.serverapp.strategy import FedAvg as _Next
+else:
+    _Next = Strategy
+
+
+class _Averaged(_Next):
+    """What `averaged` puts before the methods of a strategy's own class."""
+
+    averaging: Averaging[ArrayRecord]
+
+    def summary(self) -> None:
+        refuse_privacy_outside(self, PRIVATE)
+        averaging = self.averaging
+        log.info("\t├──> Averages: %s; served: %s", ", ".join(averaging.names), averaging.served)
+        super().summary()
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        inner = super().start
+        parameters = inspect.signature(inner).parameters
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        given = defaults | dict(zip(parameters, args, strict=False)) | kwargs
+        if "initial_arrays" in given:
+            self.averaging.begin(given["initial_arrays"], given.get("num_rounds"))
+        evaluate_fn = given.get("evaluate_fn")
+        if evaluate_fn is not None:
+            given["evaluate_fn"] = self._both(evaluate_fn)
+        elif self.averaging.serving.serve == "better":
+            raise UsageError(
+                "serve='better' compares the models by the server's evaluation: give `start` an "
+                "evaluate_fn, or choose serve='plain' or 'average'."
+            )
+        return self._with_models(inner(**given))
+
+    def _both(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            plain = evaluate_fn(server_round, arrays)
+            found = dict(plain or {})
+            found |= self.averaging.evaluate(
+                found, lambda average: dict(evaluate_fn(server_round, average) or {})
+            )
+            return MetricRecord(found) if found else plain
+
+        return evaluate
+
+    def _with_models(self, result: Result) -> Result:
+        """The result of the class's own `start`, with all models."""
+        self.averaging.save()
+        models, served = self.averaging.models(), self.averaging.served
+        if isinstance(result, Result):
+            vars(result).update(models=models, served=served)
+            if served != "plain":
+                result.arrays = models[served]
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        refuse_privacy_outside(self, PRIVATE)
+        self.averaging.begin(arrays)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if arrays:  # nothing, if all clients failed
+            self.averaging.add(server_round, arrays)
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        evaluated = self.averaging.for_clients(arrays)
+        return super().configure_evaluate(server_round, evaluated, config, grid)

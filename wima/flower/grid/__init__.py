@@ -1,0 +1,1 @@
+"""Any Flower app on our own processes."""

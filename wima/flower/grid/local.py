@@ -1,0 +1,217 @@
+"""Any Flower app on our own processes, without Ray, and repeatable from a seed.
+
+`run_flower(server_app, client_app, nodes=100)` runs an app as it is; `LocalGrid` is the grid that a
+strategy's `start` takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, Self
+
+from flwr.app import Context, Message, RecordDict, UserConfigValue
+from flwr.clientapp import ClientApp
+
+# What follows has no public home.
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from wima.core.checks import check_count
+from wima.core.errors import check
+from wima.core.machine import cores
+from wima.core.randomness import rng
+from wima.flower.grid.generators import preserved, seed_all
+from wima.flower.grid.node import failed
+from wima.flower.grid.pool import Children, Here, Pool
+
+# The first number after the seed in the addresses of random numbers.
+SERVER, NODE_IDS, VISITS = 0, 1, 2
+
+
+@dataclass
+class Node:
+    """A node as the grid sees it."""
+
+    partition: int
+    context: Context  # its state is kept from message to message
+    messages: int = 0  # sent to it so far
+    last: Future[Message] | None = None  # the reply to the newest of them
+
+
+class LocalGrid(Grid):
+    """A Flower grid whose nodes are played by this process and its children.
+
+    Node ids and all that apps draw from the global generators of Python, NumPy and torch are
+    functions of the seed, the node and the number of the message; replies come in the order of the
+    messages.  So results do not depend on the number of workers.
+
+    With one worker, nodes are played in this process while messages are sent, and no timeout
+    interrupts them.  workers=None: one per core.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        nodes: int,
+        *,
+        workers: int | None = None,
+        seed: int = 0,
+        run_config: Mapping[str, UserConfigValue] | None = None,
+    ) -> None:
+        check(isinstance(client_app, ClientApp), f"expected a ClientApp, got {client_app!r:.80}.")
+        check_count("nodes", nodes)
+        check_count("seed", seed, least=0)
+        workers = min(nodes, cores()) if workers is None else workers
+        check_count("workers", workers)
+        self.seed = seed
+        run_id, *ids = _ids(seed, nodes + 1)
+        self._run = Run.create_empty(run_id)
+        self._nodes = {
+            node_id: Node(k, _context(run_id, node_id, k, nodes, run_config or {}))
+            for k, node_id in enumerate(ids)
+        }
+        self._replies: dict[str, Future[Message]] = {}  # by the id of the message
+        self._sent, self._lock = 0, RLock()
+        self._pool: Pool = Here(client_app) if workers == 1 else Children(client_app, workers)
+        self._threads = None if workers == 1 else ThreadPoolExecutor(workers)
+
+        self._generators = preserved()
+        TaskIdentity.task_id = 1  # Flower stamps the messages that this process makes
+        TaskIdentity.run_id, TaskIdentity.node_id = run_id, SUPERLINK_NODE_ID
+
+    def __enter__(self) -> Self:
+        """Inside, the global generators are the seed's; after it they are as they were."""
+        self._generators.__enter__()
+        seed_all("flower", self.seed, SERVER)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._generators.__exit__(*error)
+        self.close()
+
+    def close(self) -> None:
+        """End the children; messages that wait are not handled any more."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._nodes)
+
+    def node_context(self, node_id: int) -> Context:
+        """What a node keeps between messages; for looking at."""
+        return self._nodes[node_id].context
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        with self._lock:
+            return [self._push(message) for message in sent]
+
+    def _push(self, message: Message) -> str:
+        self._sent += 1
+        number = str(self._sent)
+        run_id = self._run.run_id
+        # Metadata has no setters for these; Flower's own grids write them in the same way.
+        vars(message.metadata).update(
+            _message_id=number, _run_id=run_id, _src_node_id=SUPERLINK_NODE_ID
+        )
+        node = self._nodes.get(message.metadata.dst_node_id)
+        if node is None:
+            missing = LookupError(f"there is no node {message.metadata.dst_node_id}")
+            self._replies[number] = _done(failed(message, ErrorCode.NODE_UNAVAILABLE, missing))
+            return number
+        call = (node, message, node.messages, node.last)
+        node.messages += 1
+        if self._threads is None:
+            node.last = _done(self._visit(*call))
+        else:
+            node.last = self._threads.submit(self._visit, *call)
+        self._replies[number] = node.last
+        return number
+
+    def _visit(
+        self, node: Node, message: Message, count: int, before: Future[Message] | None
+    ) -> Message:
+        """The node's reply, after those to its earlier messages."""
+        if before is not None:
+            wait([before])  # began earlier, so this does not lock
+        address = (self.seed, VISITS, node.partition, count)
+        reply, state = self._pool.visit(message, node.context, address)
+        if state is not None:
+            node.context.state = state
+        vars(reply.metadata)["_message_id"] = f"{message.metadata.message_id}-reply"
+        return reply
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        with self._lock:
+            ready = [i for i in message_ids if i in self._replies and self._replies[i].done()]
+            return [self._replies.pop(i).result() for i in ready]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        ids = list(self.push_messages(messages))
+        wait([self._replies[i] for i in ids], timeout)
+        return self.pull_messages(ids)
+
+
+def run_flower(
+    server_app: ServerApp,
+    client_app: ClientApp,
+    *,
+    nodes: int,
+    workers: int | None = None,
+    seed: int = 0,
+    run_config: Mapping[str, UserConfigValue] | None = None,
+) -> Context:
+    """Run a Flower app; the server's context at its end."""
+    check(isinstance(server_app, ServerApp), f"expected a ServerApp, got {server_app!r:.80}.")
+    settings: dict[str, Any] = {"workers": workers, "seed": seed, "run_config": run_config}
+    with LocalGrid(client_app, nodes, **settings) as grid:
+        run_id = grid.run.run_id
+        context = Context(run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(run_config or {}))
+        server_app(grid=grid, context=context)
+    return context
+
+
+def _ids(seed: int, count: int) -> list[int]:
+    """Different numbers of 63 bits; the first ones do not depend on how many there are."""
+    draws, found = rng("flower", seed, NODE_IDS), dict[int, None]()
+    while len(found) < count:
+        found[int(draws.integers(1, 2**63))] = None
+    return list(found)
+
+
+def _context(
+    run_id: int, node_id: int, partition: int, nodes: int, config: Mapping[str, UserConfigValue]
+) -> Context:
+    where: dict[str, UserConfigValue] = {"partition-id": partition, "num-partitions": nodes}
+    return Context(run_id, node_id, where, RecordDict(), dict(config))
+
+
+def _done(message: Message) -> Future[Message]:
+    future: Future[Message] = Future()
+    future.set_result(message)
+    return future

@@ -1,0 +1,142 @@
+"""Who plays the nodes: this process, or children that are started once and keep the ClientApp."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import subprocess
+from collections.abc import Sequence
+from copy import deepcopy
+from queue import SimpleQueue
+from threading import Lock
+from typing import Protocol
+
+import cloudpickle  # type: ignore[import-untyped]
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode  # has no public home
+
+from wima.core.errors import RunError, UsageError
+from wima.engine.base import one_thread
+from wima.engine.child import Dead, launch, obituary
+from wima.flower.grid.generators import preserved
+from wima.flower.grid.node import (
+    context_bytes,
+    context_of,
+    failed,
+    message_bytes,
+    message_of,
+    read_frame,
+    visit,
+    write_frames,
+)
+
+Answer = tuple[Message, RecordDict | None]  # the reply, and the node's new state unless it failed
+
+
+class Pool(Protocol):
+    """Plays nodes; may be called from several threads."""
+
+    def visit(self, message: Message, context: Context, address: Sequence[int]) -> Answer:
+        """A node's answer to a message; neither the message nor the context is changed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Here:
+    """Plays nodes in this process, one at a time."""
+
+    def __init__(self, app: ClientApp) -> None:
+        self._app, self._lock = app, Lock()
+
+    def visit(self, message: Message, context: Context, address: Sequence[int]) -> Answer:
+        # One content is often sent to many nodes, and some apps take arrays out of it.
+        with self._lock, preserved(), one_thread():
+            return visit(self._app, deepcopy(message), deepcopy(context), address)
+
+    def close(self) -> None:
+        pass
+
+
+class Children:
+    """Plays nodes in children, one thread each; a child that dies is replaced."""
+
+    def __init__(self, app: ClientApp, workers: int) -> None:
+        self._briefing = _dumps(app)
+        self._all = [launch("wima.flower.grid.node") for _ in range(workers)]
+        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        try:
+            for child in self._all:
+                self._brief(child)
+                self._idle.put(child)
+        except BaseException:
+            self.close()
+            raise
+
+    def _brief(self, child: subprocess.Popen[bytes]) -> None:
+        """Send the app, and wait until the child has it."""
+        try:
+            (trouble,) = _exchange(child, self._briefing, answers=1)
+        except Dead as death:
+            raise RunError(f"A worker did not start: {death}") from None
+        if trouble:
+            raise UsageError(
+                f"A worker cannot load the ClientApp ({trouble.decode()}); modules that it comes "
+                "from must be importable there. workers=1 needs no worker."
+            )
+
+    def visit(self, message: Message, context: Context, address: Sequence[int]) -> Answer:
+        frames = json.dumps(list(address)).encode(), message_bytes(message), context_bytes(context)
+        child = self._idle.get()
+        try:
+            reply, after = _exchange(child, *frames, answers=2)
+        except Dead as death:
+            child = self._replaced(child)
+            return failed(message, ErrorCode.UNKNOWN, death), None
+        finally:
+            self._idle.put(child)
+        return message_of(reply), context_of(after).state if after else None
+
+    def _replaced(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        _end(child)
+        fresh = launch("wima.flower.grid.node")
+        self._all[self._all.index(child)] = fresh
+        self._brief(fresh)
+        return fresh
+
+    def close(self) -> None:
+        for child in self._all:
+            _end(child)
+
+
+def _exchange(child: subprocess.Popen[bytes], *frames: bytes, answers: int) -> list[bytes]:
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        write_frames(child.stdin, *frames)  # type: ignore[arg-type]
+        return [read_frame(child.stdout) for _ in range(answers)]  # type: ignore[arg-type]
+    except (BrokenPipeError, EOFError):
+        raise Dead(obituary(child)) from None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Close the child's input, which ends it; kill it if it does not end."""
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+    try:
+        child.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _dumps(app: ClientApp) -> bytes:
+    try:
+        return cloudpickle.dumps(app)  # type: ignore[no-any-return]
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"The ClientApp cannot be sent to worker processes ({error}); use workers=1."
+        ) from error

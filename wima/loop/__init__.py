@@ -1,0 +1,1 @@
+"""The window average in a training loop of your own."""

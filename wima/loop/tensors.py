@@ -1,0 +1,150 @@
+"""The last values of named tensors, of any shapes and floating dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wima.core.errors import UsageError, check
+from wima.core.vector import Layout
+from wima.storage.ring import Ring
+from wima.storage.segments import Segments
+
+
+class TensorRing:
+    """The last `length` values of a set of named tensors.
+
+    Tensors of one dtype lie one after the other in the vectors of one `Ring`.  folder: keep them in
+    a mapped file there.  dtype: keep larger numbers in this one.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        length: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.length, self.names = length, list(tensors)
+        self._layouts = {
+            kind: Layout.of({n: t for n, t in tensors.items() if t.dtype == kind})
+            for kind in dict.fromkeys(t.dtype for t in tensors.values())
+        }
+        self._rings: dict[torch.dtype, Ring] = {}
+        for kind, layout in self._layouts.items():
+            kept = dtype if dtype and dtype.itemsize < kind.itemsize else kind
+            like = torch.empty(layout.size, dtype=kind, device=device)
+            self._rings[kind] = Ring(length, like, folder=folder, dtype=kept)
+        self._stages: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self.count = 0  # pushes so far
+
+    @property
+    def held(self) -> int:
+        """How many values there are."""
+        return min(self.count, self.length)
+
+    @torch.no_grad()
+    def push(self, tensors: Mapping[str, Tensor]) -> None:
+        """Store copies of the tensors over the oldest ones."""
+        for kind, layout in self._layouts.items():
+            for name, shape in layout.shapes.items():
+                _check_same(name, kind, shape, tensors[name])
+        for kind, layout in self._layouts.items():
+            self._write(kind, layout, tensors)
+        for ring in self._rings.values():
+            ring.advance()
+        self.count += 1
+
+    def _write(self, kind: torch.dtype, layout: Layout, tensors: Mapping[str, Tensor]) -> None:
+        row, device = self._rings[kind].place(), tensors[next(iter(layout.slices))].device
+        place = row if device == row.device else self._stage(kind, row, device)
+        for name in layout.slices:
+            layout.view(place, name).copy_(tensors[name])
+        if place is not row:
+            row.copy_(place)
+
+    def _stage(self, kind: torch.dtype, row: Tensor, device: torch.device) -> Tensor:
+        """A vector on the tensors' device, so that there is one transfer and not one per tensor."""
+        if (kind, device) not in self._stages:
+            self._stages[kind, device] = torch.empty_like(row, device=device)
+        return self._stages[kind, device]
+
+    @torch.no_grad()
+    def mean(self, n: int) -> dict[str, Tensor]:
+        """The mean of the last n values, in the tensors' own dtypes, on the ring's device."""
+        found: dict[str, Tensor] = {}
+        for kind, layout in self._layouts.items():
+            found |= layout.unflatten(self._rings[kind].mean(n))
+        return {name: found[name] for name in self.names}
+
+    def state(self) -> dict[str, Any]:
+        """All of it as tensors, numbers and texts; the tensors are the ring's own memory."""
+        rows = {_name(kind): ring.rows[: self.held] for kind, ring in self._rings.items()}
+        return {**self._about(), "rows": rows}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Become the ring that this is the state of."""
+        self._check_fits(state)
+        count, length = state["count"], state["length"]
+        self.restart(count - min(count, self.length))
+        for kind, ring in self._rings.items():
+            for number in range(self.count, count):
+                ring.push(state["rows"][_name(kind)][number % length])
+        self.count = count
+
+    def restart(self, count: int) -> None:
+        """Forget all values; the next one is number `count`."""
+        self.count = count
+        for ring in self._rings.values():
+            ring.restart(count)
+
+    def save(self, store: Segments) -> dict[str, Any]:
+        """Write what the store does not hold yet; JSON to `load` it by."""
+        segments = {_name(kind): ring.save(store, "ring") for kind, ring in self._rings.items()}
+        sums = {name: store.sums[name] for names in segments.values() for name in names}
+        return {**self._about(), "segments": segments, "sums": sums}
+
+    def load(self, store: Segments, saved: Mapping[str, Any]) -> None:
+        """Become the ring that was saved."""
+        self._check_fits(saved)
+        for name in (name for names in saved["segments"].values() for name in names):
+            store.verify(name, saved["sums"][name])
+        for kind, ring in self._rings.items():
+            ring.load(store, saved["segments"][_name(kind)], saved["count"])
+        self.count = saved["count"]
+
+    def _about(self) -> dict[str, Any]:
+        tensors = {
+            name: f"{_name(kind)} {list(layout.shapes[name])}"
+            for kind, layout in self._layouts.items()
+            for name in layout.slices
+        }
+        return {"count": self.count, "length": self.length, "tensors": tensors}
+
+    def _check_fits(self, saved: Mapping[str, Any]) -> None:
+        ours, theirs = self._about()["tensors"], dict(saved["tensors"])
+        for name in {**ours, **theirs}:
+            here, there = ours.get(name, "not averaged"), theirs.get(name, "not averaged")
+            check(here == there, f"{name} is {here} here, but was {there} when it was saved.")
+        count, length = saved["count"], saved["length"]
+        check(
+            self.length <= length or count <= length,
+            f"The window is {self.length}, but only the last {length} models were saved.",
+        )
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+def _check_same(name: str, kind: torch.dtype, shape: tuple[int, ...], now: Tensor) -> None:
+    if now.dtype != kind or now.shape != shape:
+        was, found = f"{_name(kind)} {shape}", f"{_name(now.dtype)} {tuple(now.shape)}"
+        raise UsageError(f"{name} was {was} when averaging began, and is now {found}.")

@@ -1,0 +1,218 @@
+"""The window average in any training loop.
+
+average = WindowAverage(model, window=100)
+for batch in batches:
+    ...                              # forward, backward, optimizer.step()
+    average.update()
+with average.applied():
+    evaluate(model)                  # the mean of the last 100 models
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wima.core.checks import check_count
+from wima.core.errors import RunError, UsageError, check
+from wima.loop.parts import choose, unwrap
+from wima.loop.tensors import TensorRing
+from wima.storage.segments import Segments, read_manifest, write_manifest
+
+FORMAT = 1
+MANIFEST = "window.json"
+
+
+class WindowAverage:
+    """The mean of the last `window` states of a model, which it watches and never steers.
+
+        mean = (1/W) * sum of the last W models          (Eq. 4 of the paper)
+
+    Before W updates it is the mean of what there is, and before the first one the model itself.
+    Write a step as w <- w - u.  Then the mean is also the model before the window after the same
+    steps with falling weights, w - sum over j = 0 ... W - 1 of (W - j)/W * u_j: a learning rate
+    that decays (Eq. 7).
+
+    An update copies the model into a ring and does nothing else.  The mean is computed when it is
+    asked for, in float64; any window up to the largest can be asked for, whenever.
+
+    window: a number, or several.  every: take each k-th update.  parts: names or patterns of what
+    is averaged (`"head.*"`; the name of a module means all that is in it); without them, all
+    parameters that are trained and, with use_buffers, all floating buffers.  The rest is as the
+    model has it.  dtype: how past models are kept, such as torch.bfloat16.  folder: keep them in a
+    file there and not in memory.  device: where they are kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        window: int | Sequence[int] = 100,
+        *,
+        every: int = 1,
+        parts: str | Sequence[str] | None = None,
+        use_buffers: bool = True,
+        dtype: torch.dtype | None = None,
+        folder: str | PathLike[str] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.windows, self.every = check_windows(window), every
+        check_count("every", every)
+        self.model, self._module = model, unwrap(model)
+        self._owners = choose(self._module, parts, use_buffers)
+        self._ring = TensorRing(
+            self._tensors(),
+            self.windows[-1],
+            device=device,
+            dtype=dtype,
+            folder=Path(folder) if folder else None,
+        )
+        unnamed = self._module.named_parameters() if parts is None else ()
+        self._frozen = [(name, p) for name, p in unnamed if name not in self._owners]
+        self.calls = 0  # of update
+        self._depth = 0  # of applied
+        self._store: Segments | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """What is averaged, by the names of `named_parameters` and `named_buffers`."""
+        return list(self._owners)
+
+    @property
+    def n_averaged(self) -> int:
+        """How many models the largest window holds now."""
+        return self._ring.held
+
+    def update(self) -> None:
+        """Take in the model as it is now; call it after every step of the optimizer."""
+        check(
+            self._depth == 0, "update() inside applied() would average an average; leave it first."
+        )
+        for name, parameter in self._frozen:
+            check(
+                not parameter.requires_grad,
+                f"{name} was frozen and is now trained: make the WindowAverage afterwards, or name "
+                'what to average (parts="*" is all there is).',
+            )
+        self.calls += 1
+        if self.calls % self.every == 0:
+            self._ring.push(self._tensors())
+
+    def tensors(self, window: int | None = None) -> dict[str, Tensor]:
+        """The average by name, on the model's device: what is averaged and nothing else."""
+        window, now = self._window(window), self._tensors()
+        if self._ring.held == 0:
+            return {name: tensor.detach().clone() for name, tensor in now.items()}
+        means = self._ring.mean(min(window, self._ring.held))
+        return {name: mean.to(now[name].device, copy=True) for name, mean in means.items()}
+
+    def model_state(self, window: int | None = None) -> dict[str, Any]:
+        """The averaged model as `load_state_dict` takes it; what is not averaged is the model's."""
+        means = self.tensors(window)
+        state = self._module.state_dict(keep_vars=True)
+        names = {id(tensor): name for name, tensor in self._tensors().items()}  # tied: one for two
+        averaged = {key: means[names[id(t)]] for key, t in state.items() if id(t) in names}
+        return {**self._module.state_dict(), **averaged}
+
+    def copy_to(self, other: nn.Module, window: int | None = None) -> None:
+        """Make another module of the same kind the averaged model."""
+        try:
+            unwrap(other).load_state_dict(self.model_state(window))
+        except RuntimeError as error:
+            raise UsageError(f"The average does not fit the other model. {error}") from None
+
+    @contextmanager
+    def applied(self, window: int | None = None) -> Iterator[nn.Module]:
+        """Within it, the model is the average; afterwards it is what it was, whatever happened.
+
+        That holds for all buffers too, so that `torch.optim.swa_utils.update_bn` can run within.
+        """
+        means = self.tensors(window)
+        before = {name: t.detach().clone() for name, t in self._tensors().items()}
+        buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+        self._depth += 1
+        try:
+            self._write(means)
+            yield self.model
+        finally:
+            self._write(before)
+            for buffer, content in buffers:
+                buffer.data.copy_(content)
+            self._depth -= 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on: past models and counters; tensors are not copied."""
+        return {"format": FORMAT, "calls": self.calls, **self._ring.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the state was taken."""
+        form = state.get("format")
+        check(form == FORMAT, f"The state has format {form!r}, this version reads {FORMAT}.")
+        self._ring.load_state(state)
+        self.calls = state["calls"]
+
+    def save(self, folder: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Write `state_dict` into a folder of its own; from the second time on, only what is new.
+
+        overwrite: in place of another window average that was saved there.
+        """
+        path = Path(folder)
+        if self._store is None or self._store.folder != path:
+            _check_free(path, overwrite)
+            self._store = Segments(path)
+        saved = self._ring.save(self._store)
+        path.mkdir(parents=True, exist_ok=True)
+        write_manifest(path / MANIFEST, {"format": FORMAT, "calls": self.calls, **saved})
+        self._store.keep(saved["sums"])
+
+    def load(self, folder: str | PathLike[str]) -> None:
+        """Go on where `save` wrote the folder."""
+        path = Path(folder)
+        check((path / MANIFEST).is_file(), f"{path} holds no window average (no {MANIFEST}).")
+        saved, store = read_manifest(path / MANIFEST, FORMAT), Segments(path)
+        try:
+            self._ring.load(store, saved)
+            self.calls = int(saved["calls"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        self._store = store
+
+    def _window(self, window: int | None) -> int:
+        most = self.windows[-1]
+        if window is None:
+            return most
+        check_count("window", window)
+        check(window <= most, f"window={window}: the last {most} models are kept, no more.")
+        return window
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """What is averaged, as it is now; looked up anew, since `to` and others replace tensors."""
+        return {name: getattr(owner, key) for name, (owner, key) in self._owners.items()}
+
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._tensors().items():
+            # Past autograd's notice: a backward pass that is under way finds what it saved.
+            tensor.data.copy_(values[name])
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    """Raise unless the folder is empty, or holds nothing but an average that may go."""
+    check(path.is_dir() or not path.exists(), f"{path} is a file; name a folder.")
+    there = [p.name.lstrip(".") for p in path.iterdir()] if path.exists() else []
+    check(overwrite or not there, f"{path} exists: name another folder, or overwrite=True.")
+    others = [name for name in there if not name.startswith(("ring-", MANIFEST))]
+    check(not others, f"{path} also holds {', '.join(others[:3])}: name a folder of its own.")
+
+
+def check_windows(window: int | Sequence[int]) -> tuple[int, ...]:
+    """The windows in ascending order."""
+    windows = [window] if isinstance(window, int) else list(window)
+    check(bool(windows), "window must be a positive integer or several, got none.")
+    for w in windows:
+        check_count("window", w)
+    return tuple(sorted(set(windows)))

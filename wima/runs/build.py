@@ -1,0 +1,107 @@
+"""Settings -> the things they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wima import algorithms, averaging, data, models
+from wima.simulation import schedules
+from wima.algorithms import server_opt
+from wima.algorithms.base import Algorithm
+from wima.core.checks import is_number
+from wima.runs.settings import Settings
+from wima.core.errors import check
+from wima.engine.faults import Faults
+from wima.task.objectives import objective
+from wima.runs.plan import check_plan, make_plan
+from wima.simulation.simulation import Simulation, simulate
+from wima.storage.segments import Segments, Storage
+from wima.task.task import Task, make_task
+
+# Settings that `simulate` takes as they are, by the same name.
+TAKEN = {"rounds", "clients_per_round", "lr", "stack_server", "weighting", "seed", "eval_every"}
+TAKEN |= {"eval_last", "engine", "workers", "diverged"}
+
+
+def build_task(settings: Settings) -> Task:
+    """Load the data, split them, and join them with the model."""
+    make = settings.model.call("model", models.BY_NAME)
+    options = settings.data.parameters
+    metric = options.pop("metric", "clean")
+    bundle = data.load(
+        settings.data.name,
+        clients=settings.clients,
+        alpha=settings.alpha,
+        seed=settings.data_seed,
+        split=settings.split,
+        **options,
+    )
+    shape, classes = _shape(bundle), bundle.classes
+    loss, metrics = objective(bundle.kind, metric)
+    return make_task(
+        lambda: make(shape, classes),
+        bundle.train,
+        (bundle.x_test, bundle.y_test),
+        loss=loss,
+        metrics=metrics,
+        transform=bundle.transform,
+        eval_batch_size=settings.eval_batch_size,
+        device=settings.device,
+    )
+
+
+def _shape(bundle: data.Bundle) -> tuple[int, ...]:
+    """The shape of an example as the model sees it."""
+    x = torch.from_numpy(bundle.x_test[:1].copy())
+    return tuple((bundle.transform.evaluate(x) if bundle.transform else x).shape[1:])
+
+
+def storage(settings: Settings, folder: Path | None) -> Storage:
+    """Where past models and the memory of clients are kept."""
+    budget = settings.client_memory_gb
+    check(
+        budget is None or (is_number(budget) and budget >= 0),
+        f"client_memory_gb must be a number of at least 0, got {budget!r}.",
+    )
+    store = None if folder is None else Segments(folder)
+    return Storage(
+        store,
+        mapped_window=store is not None and settings.window_store == "files",
+        client_bytes=float("inf") if budget is None else budget * 1e9,
+        dtype=None if settings.store_dtype == "float32" else torch.bfloat16,
+    )
+
+
+def build(
+    settings: Settings,
+    folder: Path | None = None,
+    tell: Callable[[str], object] = lambda line: None,
+    algorithm: Algorithm | None = None,
+    **instead: Any,
+) -> Simulation:
+    """A simulation that is ready to run; folder: for what is kept in files; tell: gets the plan.
+
+    algorithm and other arguments of `simulate` take the place of what the settings name.
+    """
+    algorithm = algorithm or settings.algorithm.make("algorithm", algorithms.BY_NAME)
+    server = settings.server.make("server optimizer", server_opt.BY_NAME)
+    averagers = [choice.make("averager", averaging.BY_NAME) for choice in settings.averagers]
+    task = build_task(settings)
+    if folder is not None:
+        plan = make_plan(settings, task, algorithm, averagers)
+        check_plan(plan, settings, folder)
+        tell(plan.in_words(settings))
+    options: dict[str, Any] = {
+        "server_opt": server,
+        "averagers": averagers,
+        "schedule": settings.schedule.make("schedule", schedules.BY_NAME),
+        "faults": Faults(**{n: getattr(settings, n) for n in ("dropout", "stragglers", "exclude")}),
+        "storage": storage(settings, folder),
+        **{name: getattr(settings, name) for name in TAKEN},
+        **settings.sgd,
+    }
+    return simulate(task, algorithm, **{**options, **instead})

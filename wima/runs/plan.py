@@ -1,0 +1,107 @@
+"""What a run will need of memory and disk, told and checked before it starts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from wima.algorithms.base import Algorithm
+from wima.averaging import Averager, Last
+from wima.runs.settings import Settings
+from wima.core.errors import check
+from wima.core.machine import memory_available
+from wima.task.task import Task
+from wima.storage.states import size
+
+
+class Plan(NamedTuple):
+    """Bytes, at most."""
+
+    model: int
+    averages: int  # sums and other states of averagers
+    window: int  # past models
+    clients: int  # what clients remember
+    memory: int  # of all that, what is in memory
+    disk: int  # two checkpoints
+
+    def in_words(self, settings: Settings) -> str:
+        """The plan in words."""
+        where = {"memory": "in memory", "files": "in files"}[settings.window_store]
+        budget = settings.client_memory_gb
+        limit = "in memory" if budget is None else f"{budget:g} GB in memory, the rest in files"
+        parts = [f"model {gigabytes(self.model)}"]
+        parts += [f"averages {gigabytes(self.averages)}"] if self.averages else []
+        parts += [f"past models {gigabytes(self.window)} ({where})"] if self.window else []
+        if self.clients:
+            parts.append(f"clients' memory up to {gigabytes(self.clients)} ({limit})")
+        disk = "No checkpoints."
+        if self.disk:
+            disk = f"Disk: checkpoints up to {gigabytes(self.disk)}."
+        return f"Memory: {', '.join(parts)}; {gigabytes(self.memory)} in all. {disk}"
+
+
+def make_plan(
+    settings: Settings, task: Task, algorithm: Algorithm, averagers: Sequence[Averager]
+) -> Plan:
+    """The plan of a run."""
+    d = task.layout.size if task.layout else len(task.init(settings.seed))
+    whole = torch.empty(d, device="meta")  # has a size, and takes no memory
+    trained = whole[: task.trained]
+    watched = [Last(), *averagers]
+    averages = sum(size(a.init(whole)) for a in averagers)
+    kept = 2 if settings.store_dtype == "bfloat16" else 4
+    window = max(a.history for a in watched) * d * kept
+    visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
+    clients = visits * size(algorithm.client_init(trained)) * kept // 4
+    model = 4 * d
+    budget = float("inf") if settings.client_memory_gb is None else settings.client_memory_gb * 1e9
+    memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
+    memory += int(min(clients, budget))
+    checkpoints = settings.checkpoint_every or settings.checkpoint_minutes
+    files = settings.window_store == "files" or settings.client_memory_gb is not None
+    disk = 2 * (3 * model + averages + window + clients) if checkpoints or files else 0
+    return Plan(model, averages, window, clients, memory, disk)
+
+
+def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
+    """Refuse a run that cannot fit, naming the settings that would make it smaller."""
+    free, usage = memory_available(), shutil.disk_usage(_existing(folder))
+    disk = usage.free if usage.total else plan.disk  # no disk: what cannot be written will be said
+    advice = []
+    if plan.window and settings.window_store == "memory":
+        advice.append("window_store=files")
+    if plan.clients and settings.client_memory_gb is None:
+        advice.append("client_memory_gb=1")
+    smaller = ["store_dtype=bfloat16"] if settings.store_dtype == "float32" else []
+    smaller += ["a smaller window"] if plan.window else []
+    check(
+        plan.memory <= free,
+        f"The run needs {gigabytes(plan.memory)} of memory, but {gigabytes(free)} are free. "
+        f"Settings that need less: {', '.join([*advice, *smaller]) or 'a smaller model'}.",
+    )
+    check(
+        plan.disk <= disk,
+        f"The run needs up to {gigabytes(plan.disk)} on the disk of {folder}, but "
+        f"{gigabytes(disk)} are free. Settings that need less: "
+        f"{', '.join([*smaller, 'checkpoint_every=0 with checkpoint_minutes=0'])}.",
+    )
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest folder above that exists."""
+    path = folder.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def gigabytes(count: float) -> str:
+    """A number of bytes as people read it."""
+    for unit, much in (("GB", 1e9), ("MB", 1e6)):
+        if count >= much:
+            return f"{count / much:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"

@@ -1,0 +1,62 @@
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+from rich import progress
+from rich.console import Console
+
+from wima.simulation.simulation import Record
+
+
+class Progress:
+    """Shows each round's accuracy, the pace and the time left."""
+
+    def __init__(self, rounds: int, done: int = 0, console: Console | None = None) -> None:
+        self.rounds, self._done, self.console = rounds, done, console or Console()
+        self._begin, self._latest, self._lines = time.perf_counter(), "", max(1, rounds // 10)
+        self._bar = progress.Progress(
+            progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            progress.BarColumn(bar_width=None),
+            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.fields[pace]}"),
+            progress.TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=rounds, pace="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def update(self, record: Record) -> None:
+        """Show that a round is done."""
+        if record.metrics:
+            self._latest = _describe(record)
+        seconds = time.perf_counter() - self._begin
+        played = record.t - self._done
+        pace = f"{played / max(seconds, 1e-9):.1f} rounds/s"
+        self._bar.update(self._task, completed=record.t, description=self._latest, pace=pace)
+        last = record.t == self.rounds
+        if not self.console.is_terminal and (record.t % self._lines == 0 or last):
+            left = seconds / played * (self.rounds - record.t)
+            line = f"round {record.t}/{self.rounds}  {self._latest}  {pace}  {left:.0f} s left"
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+
+def _describe(record: Record) -> str:
+    """The first metric of each model; percent if it is an accuracy."""
+    parts = []
+    for model, metrics in record.metrics.items():
+        name, value = next(iter(metrics.items()))
+        parts.append(
+            f"{model} {100 * value:.1f} %" if name == "accuracy" else f"{model} {value:.4f}"
+        )
+    return "  ".join(parts)

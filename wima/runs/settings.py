@@ -1,0 +1,249 @@
+"""The settings of a run: a preset or a TOML file, plus key=value overrides, checked and resolved.
+
+A choice by name with hyper-parameters (algorithm, server, averagers) is written
+`"wima:window=50:part=classifier"` or `{name = "wima", window = 50, part = "classifier"}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from wima.core.errors import UsageError, unknown
+
+CHOICES = ("data", "model", "algorithm", "server", "schedule")
+PRESETS = Path(__file__).parent / "presets"
+Made = TypeVar("Made")
+
+
+class Choice(BaseModel):
+    """Something by name, with its hyper-parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        name, *pairs = given.split(":")
+        return {"name": name, **dict(parse_override(pair) for pair in pairs)}
+
+    def __str__(self) -> str:
+        return ":".join([self.name, *(f"{key}={value}" for key, value in self.parameters.items())])
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Its hyper-parameters."""
+        return dict(self.model_extra or {})
+
+    def make(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Made:
+        """An instance of the registered class of that name."""
+        return self.call(kind, registry)()
+
+    def call(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Callable[..., Made]:
+        """The registered function of that name, with the hyper-parameters filled in."""
+        if self.name not in registry:
+            raise unknown(kind, self.name, registry)
+        made = registry[self.name]
+        known = [p.name for p in signature(made).parameters.values() if p.default is not p.empty]
+        for name in self.parameters:
+            if name not in known:
+                raise unknown(f"hyper-parameter of {self.name}", name, known or ["(it has none)"])
+        return partial(made, **self.parameters)
+
+
+HOW = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes", "window_store"}
+HOW |= {"client_memory_gb", "trackers"}  # how a run is played, not what it gives
+
+
+class Settings(BaseModel):
+    """Everything that determines a run; `engine`, `workers` and `device` only up to rounding."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    data: Choice = Choice(name="digits")  # a known data set, or the path of an .npz file
+    clients: int | None = None  # as the data set has them, or 100
+    alpha: float | Literal["iid"] | None = None  # Dirichlet concentration; 0: one class per client
+    split: str | None = None  # a file that says which client holds which example
+    data_seed: int = 0  # of the split; not of the run, so that seeds share clients
+    model: Choice = Choice(name="mlp")
+    algorithm: Choice = Choice(name="fedavg")
+    server: Choice = Choice(name="sgd")
+    stack_server: bool = False  # a server optimizer on top of the algorithm's own rule
+    averagers: list[Choice] = [Choice(name="wima")]
+    rounds: int = 500
+    clients_per_round: int = 10
+    lr: float = 0.1
+    schedule: Choice = Choice(name="constant")
+    batch_size: int | Literal["full"] = 10
+    epochs: int = 1
+    steps: int | None = None
+    last_batch: Literal["fill", "short"] = "fill"
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip: float | None = None
+    weighting: Literal["examples", "uniform"] = "examples"
+    seed: int = 0
+    eval_every: int = 1
+    eval_last: int = 100
+    eval_batch_size: int = 256
+    engine: str = "auto"
+    workers: int | None = None  # processes that train, this one among them
+    device: str = "cpu"  # or cuda, cuda:1, mps
+    dropout: float = 0.0  # probability that a client of the cohort never answers
+    stragglers: float = 0.0  # probability that a client does only a part of its steps
+    exclude: bool = False  # leave out clients whose models are not finite
+    diverged: float = 1e4  # times the norm of the initial model, which end the run
+    checkpoint_every: int = Field(100, ge=0)  # rounds; 0: only by time
+    checkpoint_minutes: float = Field(10.0, ge=0)  # 0: only by rounds
+    window_store: Literal["memory", "files"] = "memory"  # past models
+    client_memory_gb: float | None = None  # of clients' memory in memory; the rest is in files
+    store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models and clients' memory
+    trackers: list[str] = []  # where the run is recorded besides its folder
+
+    @model_validator(mode="before")
+    @classmethod
+    def _window(cls, given: Any) -> Any:
+        """`window = 50` or `[5, 50]` is short for WIMA averagers with these windows."""
+        if not isinstance(given, dict) or "window" not in given:
+            return given
+        given = dict(given)
+        windows = given.pop("window")
+        listed = windows if isinstance(windows, list) else [windows]
+        given["averagers"] = [{"name": "wima", "window": window} for window in listed]
+        return given
+
+    @field_validator("averagers", "trackers", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return given if isinstance(given, list) else [given] if given else []
+
+    @property
+    def run_id(self) -> str:
+        """A hash of all that matters for the results."""
+        matters = self.model_dump(mode="json", exclude=HOW)
+        return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:10]
+
+    @property
+    def sgd(self) -> dict[str, Any]:
+        """The options of local SGD."""
+        names = {"batch_size", "epochs", "steps", "last_batch", "weight_decay", "momentum", "clip"}
+        return {name: getattr(self, name) for name in names}
+
+    def to_toml(self) -> str:
+        """All settings, resolved; `wima run` reads the text back."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def load_settings(source: str, overrides: list[str]) -> Settings:
+    """Settings of a preset or a .toml file, changed by `key=value` texts."""
+    table = read_table(source)
+    changes = dict(parse_override(text) for text in overrides)
+    for asked, instead in (("window", "averagers"), ("averagers", "window")):
+        if asked in changes and instead not in changes:  # what is asked for replaces the file's
+            table.pop(instead, None)
+    for key, value in sorted(changes.items(), key=lambda change: "." in change[0]):
+        # Whole choices first, so that `algorithm.mu=1 algorithm=fedprox` keeps mu.
+        change(table, key, value)
+    return make_settings(table)
+
+
+def make_settings(table: dict[str, Any]) -> Settings:
+    """Checked settings from a table."""
+    if "window" in table and "averagers" in table:
+        raise UsageError("Give window or averagers, not both: window is short for WIMA averagers.")
+    try:
+        return Settings.model_validate(table)
+    except ValidationError as error:
+        raise UsageError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def _explain(item: Any) -> str:
+    """One of pydantic's findings in our words."""
+    path = [str(part) for part in item["loc"]]
+    if item["type"] == "extra_forbidden":
+        return str(unknown("setting", path[-1], [*Settings.model_fields, "window"]))
+    where = path[0] if path else "settings"
+    return f"{where}: {item['msg'][0].lower()}{item['msg'][1:]}, got {item['input']!r}."
+
+
+def read_table(source: str) -> dict[str, Any]:
+    """The table in a .toml file, or in the preset of that name."""
+    path = Path(source) if source.endswith(".toml") else PRESETS / f"{source}.toml"
+    if not path.is_file() and not source.endswith(".toml"):
+        raise unknown("preset", source, presets())
+    return read_toml(path)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+
+
+def presets() -> list[str]:
+    """The names of all presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value`: the value as TOML would read it, a list where there are commas, else a text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"Expected key=value, got {text!r}.")
+    whole = _value(value)
+    if isinstance(whole, str) and whole == value and "," in value:
+        return key.strip(), [_value(part) for part in value.split(",")]
+    return key.strip(), whole
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)  # .1 and 1. are numbers too
+    except ValueError:
+        return text
+
+
+def change(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; `algorithm.mu` works on `algorithm = "fedprox"` too."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        field = Settings.model_fields.get(parent)
+        below = table.get(parent, field.default if field else {})
+        table[parent] = _as_table(parent, below)
+        table = table[parent]
+    table[last] = value
+
+
+def _as_table(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str | Choice) and key in CHOICES:
+        return Choice.model_validate(value).model_dump()
+    if not isinstance(value, dict):
+        raise UsageError(f"{key} has no settings of its own, so {key}.something cannot be set.")
+    return dict(value)

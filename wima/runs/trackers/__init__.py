@@ -1,0 +1,14 @@
+"""Optional places that runs are recorded in besides their folders."""
+
+from __future__ import annotations
+
+from wima.runs.trackers.base import Tracker
+from wima.runs.trackers.mlflow import MLflow
+from wima.runs.trackers.tensorboard import TensorBoard
+from wima.runs.trackers.wandb import WandB
+
+BY_NAME: dict[str, type[Tracker]] = {
+    "mlflow": MLflow,
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+}

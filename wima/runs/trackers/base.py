@@ -1,0 +1,101 @@
+"""What a tracker is, and how a run looks to all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from math import isnan, nan
+from typing import Any, Protocol
+
+from wima.runs.settings import Settings
+from wima.core.errors import UsageError
+from wima.runs.folder import Run
+from wima.simulation.simulation import Record
+
+
+class Tracker(Protocol):
+    """Records one run somewhere.
+
+    After `start` come all rounds of the run from the first on, also when a run is resumed: those
+    that are in its folder already, then the new ones.  A tracker leaves out what it has.
+    """
+
+    def start(self, run: Run) -> None:
+        """Begin, or go on with what was begun before."""
+
+    def record(self, record: Record) -> None:
+        """A round, as it happened."""
+
+    def finish(self, state: str) -> None:
+        """The run ended: done, interrupted, diverged or failed.  Nothing follows."""
+
+
+def needed(tracker: str, module: str, packages: str) -> Any:
+    """The module, imported; if it cannot be, the error says what to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"The tracker {tracker} needs a package that cannot be imported ({error}). "
+            f"Install it with `pip install {packages}`, or leave {tracker} out of `trackers`."
+        ) from None
+
+
+def name_of(run: Run) -> str:
+    """The name of its folder."""
+    return run.path.resolve().name
+
+
+def identity(run: Run) -> str:
+    """The same for a run whenever it is tracked, and another for every other run."""
+    about = [name_of(run), run.settings.run_id, run.environment]
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def hyperparameters(settings: Settings) -> dict[str, str | float]:
+    """All settings that are set, as numbers and texts; choices as on the command line."""
+    return {name: _flat(value) for name, value in settings if value is not None}
+
+
+def _flat(value: Any) -> str | float:
+    if isinstance(value, list):
+        return ",".join(str(part) for part in value)
+    return value if isinstance(value, int | float) else str(value)
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """A round's numbers: `accuracy/plain`, `accuracy/wima50`, `loss/plain`, ..., `seconds`, `lr`.
+
+    Every round has `lr`, and it comes last: where it is recorded, the whole round is.
+    """
+    metrics = {
+        f"{metric}/{model}": value
+        for model, values in record.metrics.items()
+        for metric, value in values.items()
+    }
+    seconds = {} if isnan(record.seconds) else {"seconds": record.seconds}
+    return {**metrics, **seconds, "lr": record.lr}
+
+
+def recorded(run: Run) -> Iterator[Record]:
+    """The rounds in a run's folder, as they were when they happened."""
+    seconds = _seconds(run)
+    for line in run.records:
+        metrics = {
+            model: {name: nan if value is None else value for name, value in values.items()}
+            for model, values in line["metrics"].items()
+        }
+        took = seconds.get(line["t"], nan)
+        yield Record(line["t"], line.get("cohort", []), line.get("lr", nan), metrics, took)
+
+
+def _seconds(run: Run) -> dict[int, float]:
+    """Round -> how long it took, as far as that was written down."""
+    path = run.path / "times.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        return {line["t"]: float(line["seconds"]) for line in map(json.loads, lines)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}.") from None

@@ -1,0 +1,105 @@
+"""Trackers at work: beside a run, where none can hurt it, and on run folders afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from wima.core.errors import RunError, UsageError, check, unknown
+from wima.storage.lock import is_running
+from wima.runs.folder import Run, read_run
+from wima.simulation.simulation import Record
+from wima.runs.trackers import BY_NAME
+from wima.runs.trackers.base import Tracker, recorded
+
+
+class Trackers:
+    """The trackers of one run.  One that fails is told once and left out; the run goes on."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._made = make_trackers(names)
+        self._live: dict[str, Tracker] = {}  # those that were started and did not fail
+
+    def start(self, path: Path) -> None:
+        """Tell of the run in a folder, and of the rounds that it has already."""
+        if self._made:
+            run = read_run(path)
+            self._live = _tell(self._made, lambda tracker: _begin(tracker, run))
+
+    def record(self, record: Record) -> None:
+        """Tell of a round."""
+        self._live = _tell(self._live, lambda tracker: tracker.record(record))
+
+    def finish(self, state: str) -> None:
+        """Tell how the run ended; who does not want to wait for that interrupts it."""
+        try:
+            self._live = _tell(self._live, lambda tracker: tracker.finish(state))
+        except KeyboardInterrupt:
+            _warn("trackers were interrupted before they had written everything.")
+
+
+def _tell(trackers: dict[str, Tracker], tell: Callable[[Tracker], None]) -> dict[str, Tracker]:
+    """Tell all; those that did not fail."""
+    left = {}
+    for name, tracker in trackers.items():
+        try:
+            tell(tracker)
+            left[name] = tracker
+        except Exception as error:
+            _warn(f"the tracker {name} failed and is left out of this run. {_reason(error)}")
+    return left
+
+
+def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
+    """Trackers by name; unknown names and missing packages are refused."""
+    for name in names:
+        if name not in BY_NAME:
+            raise unknown("tracker", name, BY_NAME)
+    return {name: BY_NAME[name]() for name in names}
+
+
+def export(paths: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
+    """Hand run folders to trackers, a line for each; what went wrong is told when all are done."""
+    make_trackers(names)  # what is refused is refused before anything is written
+    wrong: list[Exception] = []
+    for path in paths:
+        try:
+            told = _export(path, names)
+        except (UsageError, RunError) as error:
+            wrong.append(error)
+        else:
+            yield told
+    if wrong:
+        kind = UsageError if isinstance(wrong[0], UsageError) else RunError
+        raise kind("\n".join(str(error) for error in wrong))
+
+
+def _export(path: Path, names: Sequence[str]) -> str:
+    run = read_run(path)
+    check(not is_running(path), f"The run in {path} goes on; wait for its end, or interrupt it.")
+    state = run.status["state"]
+    for name, tracker in make_trackers(names).items():
+        try:
+            _begin(tracker, run)
+            tracker.finish("interrupted" if state == "running" else state)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise RunError(f"{name} could not record {path}. {_reason(error)}") from error
+    return f"{path}: {len(run.records)} rounds are in {', '.join(names)}."
+
+
+def _begin(tracker: Tracker, run: Run) -> None:
+    tracker.start(run)
+    for record in recorded(run):
+        tracker.record(record)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no reason given'}"
+
+
+def _warn(text: str) -> None:
+    print(f"Warning: {text}", file=sys.stderr)

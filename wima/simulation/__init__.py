@@ -1,0 +1,1 @@
+"""The round loop of a federation, its cohorts and schedules."""

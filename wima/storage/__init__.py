@@ -1,0 +1,1 @@
+"""Files that are complete or absent, locks, and large states on disk."""

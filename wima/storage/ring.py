@@ -1,0 +1,126 @@
+"""The last models, each stored once however many averagers look back at them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from wima.core.vector import Vector
+from wima.storage.segments import PART, Segments, mapped_file
+
+BLOCK = 8  # models that a mapped ring holds in memory before it writes them down
+CACHED = 2**15  # numbers that are summed at a time, so that their sum stays in the cache
+
+
+class Ring:
+    """The last `length` vectors pushed.
+
+    In memory, which is reserved at once and touched as it fills; with `folder`, in a file there,
+    mapped into memory and gone when the ring is; or, with `mapped`, in the files of a store, from
+    which a vector is read when it is asked for.  dtype: how vectors are kept.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        like: Vector,
+        *,
+        mapped: Segments | None = None,
+        folder: Path | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.length, self.dtype, self._mapped = length, dtype or like.dtype, mapped
+        self._like = like.new_empty(0)  # for its dtype and device
+        self._size, self._row_bytes = like.numel(), like.numel() * self.dtype.itemsize
+        shape = (0 if mapped else length, like.numel())
+        if folder is None:
+            self.rows = torch.empty(shape, dtype=self.dtype, device=like.device)
+        else:
+            self.rows = mapped_file(folder, shape, self.dtype)
+        self.count = 0  # vectors pushed so far
+        self._recent: dict[int, Tensor] = {}  # of a mapped ring: those not yet written
+        self._where: dict[int, str] = {}  # push -> the segment of the store that holds it
+        self._store = mapped
+
+    def push(self, w: Vector) -> None:
+        """Store a copy of w over the oldest vector."""
+        if self._mapped is not None and self.length:
+            self._recent[self.count] = w.to("cpu", self.dtype, copy=True)
+        elif self.length:
+            self.place().copy_(w)
+        self.advance()
+
+    def place(self) -> Tensor:
+        """Where the next vector goes, over the oldest one; for those who write it themselves."""
+        return self.rows[self.count % self.length]
+
+    def advance(self) -> None:
+        """Count what was written as pushed."""
+        self.count += 1
+        self._where.pop(self.count - 1 - self.length, None)
+        if self._mapped is not None and len(self._recent) >= BLOCK:
+            self.save(self._mapped, "ring")
+
+    def restart(self, count: int) -> None:
+        """Forget all vectors; the next one is number `count`."""
+        self.count, self._recent, self._where = count, {}, {}
+
+    def ago(self, n: int) -> Vector:
+        """The vector of n pushes ago: 1 is the newest, `length` the oldest."""
+        if not 1 <= n <= min(self.count, self.length):
+            raise IndexError(f"{n} pushes ago: holds {min(self.count, self.length)} vectors.")
+        return self._pushed(self.count - n).to(self._like)
+
+    def kept(self, w: Vector) -> Vector:
+        """w as the ring will give it back."""
+        return w if self.dtype == w.dtype else w.to(self.dtype).to(w.dtype)
+
+    def mean(self, n: int) -> Vector:
+        """The mean of the last n vectors, which are summed in float64, the oldest first."""
+        total = torch.zeros(self._size, dtype=torch.float64, device=self._like.device)
+        for first in range(self.count - n, self.count, BLOCK):
+            numbers = range(first, min(first + BLOCK, self.count))
+            _add(total, [self._pushed(number) for number in numbers])
+        return total.div_(n).to(self._like)
+
+    def _pushed(self, number: int) -> Tensor:
+        if self._mapped is None:
+            return self.rows[number % self.length]
+        if number in self._recent:
+            return self._recent[number]
+        return self._mapped.read(self._where[number], str(number))
+
+    def save(self, store: Segments, kind: str) -> list[str]:
+        """Write what no segment holds yet; the segments that hold the ring, oldest first."""
+        if self._mapped is None and store is not self._store:
+            self._store, self._where = store, {}
+        live = range(max(0, self.count - self.length), self.count)
+        fresh = [n for n in live if n not in self._where]
+        rows = max(1, PART // max(1, self._row_bytes))  # in a segment
+        for part in (fresh[k : k + rows] for k in range(0, len(fresh), rows)):
+            name = store.write(kind, {str(n): self._pushed(n) for n in part}, part)
+            self._where.update((n, name) for n in part)
+        self._recent.clear()
+        return list(dict.fromkeys(self._where[n] for n in live))
+
+    def load(self, store: Segments, segments: list[str], count: int) -> None:
+        """Become the ring that was saved in these segments."""
+        self.count, self._store = count, store
+        live = range(max(0, count - self.length), count)
+        held = {number: name for name in segments for number in store.about(name)}
+        self._where = {n: held[n] for n in live}
+        if self._mapped is None:
+            for n in live:
+                self.rows[n % self.length].copy_(store.read(self._where[n], str(n)))
+
+
+def _add(total: Vector, vectors: Sequence[Vector]) -> None:
+    """Add the vectors to a float64 total, piece by piece: no vector is copied as a whole."""
+    for start in range(0, len(total), CACHED):
+        piece = slice(start, start + CACHED)
+        part = total[piece]
+        for vector in vectors:
+            part.add_(vector[piece].to(part.device))

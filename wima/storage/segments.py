@@ -1,0 +1,192 @@
+"""Tensors in files that are written once and never changed.
+
+A segment is a safetensors file.  It is written under another name, synced and renamed, so that what
+has its name is whole; its checksum is noted in the checkpoint that needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from wima.core.errors import RunError, UsageError
+from wima.storage.files import cannot_write, sync
+
+SUFFIX = ".safetensors"
+PART = 2**26  # bytes; larger states are written in several segments, since writing takes a copy
+
+
+class Segments:
+    """The segments in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sums: dict[str, str] = {}  # file -> SHA-256
+        self._open: dict[str, Any] = {}
+        numbers = (path.stem.rpartition("-")[2] for path in folder.glob(f"*{SUFFIX}"))
+        self._number = max((int(n) for n in numbers if n.isdecimal()), default=-1)
+
+    def write(self, kind: str, tensors: Mapping[str, Tensor], about: Any = None) -> str:
+        """A new segment; its name.  `about` is any JSON, see `about`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._number += 1  # never one that is there: names sort by age
+        name = f"{kind}-{self._number:09d}{SUFFIX}"
+        draft = self.folder / f".{name}.new"
+        metadata = {"about": json.dumps(about)}
+        try:
+            save_file(_apart(tensors), draft, metadata)
+            self.sums[name] = digest(draft)
+            sync(draft)
+            draft.rename(self.folder / name)
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise cannot_write(self.folder / name, error) from error
+        return name
+
+    def read(self, name: str, key: str) -> Tensor:
+        """A copy of one tensor; the rest of the file is not read."""
+        try:
+            return self._file(name).get_tensor(key)  # type: ignore[no-any-return]
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{self.folder / name} cannot be read: {error}") from error
+
+    def about(self, name: str) -> Any:
+        """What was said of the segment when it was written."""
+        try:
+            return json.loads(self._file(name).metadata()["about"])
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{self.folder / name} cannot be read: {error}") from error
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            self._open[name] = safe_open(self.folder / name, framework="pt")
+        return self._open[name]
+
+    def names(self, kind: str) -> list[str]:
+        """The segments of a kind, oldest first."""
+        return sorted(path.name for path in self.folder.glob(f"{kind}-*{SUFFIX}"))
+
+    def verify(self, name: str, expected: str) -> None:
+        """Raise `RunError` unless the file is there with this checksum."""
+        path = self.folder / name
+        if Path(name).name != name or not name.endswith(SUFFIX):
+            raise RunError(f"{name!r:.80} is no name of a segment")
+        if not path.is_file():
+            raise RunError(f"{path} is missing")
+        if digest(path) != expected:
+            raise RunError(f"{path} is damaged: it has another checksum")
+        self.sums[name] = expected
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Remove all other segments, and drafts of some."""
+        wanted = set(names)
+        for path in self.folder.glob(f"*{SUFFIX}*"):
+            if path.name not in wanted:
+                self._open.pop(path.name, None)
+                self.sums.pop(path.name, None)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, none of which shares memory with another: safetensors refuses that."""
+    taken: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() in taken or memory.nbytes() != tensor.nbytes:
+            tensor = tensor.clone()
+        taken.add(memory.data_ptr())
+        apart[name] = tensor
+    return apart
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Write JSON and its checksum, in place of what was there: at any moment the file is whole."""
+    body = json.dumps(manifest)
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        draft.write_text(f"{body}\n{checksum(body)}\n", encoding="utf-8")
+        sync(draft)
+        sync(path.parent)  # the segments' names
+        draft.rename(path)
+        sync(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise cannot_write(path, error) from error
+
+
+def read_manifest(path: Path, number: int) -> dict[str, Any]:
+    """A manifest, whole and of the format with this number."""
+    try:
+        body, told, end = path.read_text(encoding="utf-8").split("\n")
+        manifest = json.loads(body)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+    if told != checksum(body) or end or not isinstance(manifest, dict):
+        raise RunError(f"{path} is damaged: it has another checksum")
+    if manifest.get("format") != number:
+        raise UsageError(
+            f"{path} has format {manifest.get('format')!r}, this version reads {number}."
+        )
+    return manifest
+
+
+def checksum(body: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """A tensor in a file that has no name: it goes with the tensor, however the process ends.
+
+    Its space is reserved here: a disk that is full later would kill the process when it writes.
+    """
+    size = prod(shape)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".window-") as file:
+            _reserve(file.fileno(), size * dtype.itemsize)
+            rows = torch.from_file(file.name, shared=True, size=size, dtype=dtype)
+    except OSError as error:
+        needed = f"{size * dtype.itemsize / 1e9:.1f} GB of past models"
+        reason = error.strerror or str(error)
+        raise UsageError(f"{folder} cannot hold {needed}: {reason}. Name another folder.") from None
+    return rows.view(shape)
+
+
+def _reserve(number: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(number, 0, size)
+    else:  # macOS
+        os.truncate(number, size)
+
+
+class Storage(NamedTuple):
+    """Where the large parts of a run's state are kept."""
+
+    store: Segments | None = None  # files; without them, all is in memory
+    mapped_window: bool = False  # past models in files, not in memory
+    client_bytes: float = float("inf")  # of clients' memory in memory; the rest is in files
+    dtype: torch.dtype | None = None  # of past models and clients' memory

@@ -1,0 +1,71 @@
+"""States as tensors and JSON: how the memory of algorithms, optimizers and averagers is stored.
+
+A state is a tree of tuples with tensors, numbers, texts and None at its leaves.  Named tuples get
+their class back from a state of the same kind (what `init` returns), so no class is ever looked up
+by a name that stands in a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from wima.core.errors import RunError, UsageError
+from wima.storage.ring import Ring
+
+Json: TypeAlias = Any
+_DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+
+
+def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
+    """The tree as JSON; its tensors and rings go into the dicts, under names that begin alike."""
+    if isinstance(tree, Tensor):
+        tensors[name] = tree
+        return {"tensor": name}
+    if isinstance(tree, Ring):
+        rings[name] = tree
+        return {"ring": name}
+    if isinstance(tree, torch.dtype):
+        return {"dtype": str(tree)}
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return {"value": tree}
+    if isinstance(tree, tuple):
+        branches = [encode(b, f"{name}.{k}", tensors, rings) for k, b in enumerate(tree)]
+        return {"tuple": branches}
+    raise UsageError(
+        f"{name} is a {type(tree).__name__}, which a checkpoint cannot hold; states must be tuples "
+        "of vectors, numbers, texts and None."
+    )
+
+
+def decode(
+    json: Json, like: Any, tensor: Callable[[str], Tensor], rings: Mapping[str, Ring]
+) -> Any:
+    """The tree of `encode`; `like` is a state of the same kind."""
+    if not isinstance(json, dict) or len(json) != 1:
+        raise RunError(f"a state reads {json!r:.60}")
+    ((kind, content),) = json.items()
+    if kind == "tensor":
+        return tensor(content)
+    if kind == "ring":
+        return rings[content]
+    if kind == "dtype":
+        return _DTYPES[content]
+    if kind == "value":
+        return content
+    alike = isinstance(like, tuple) and len(like) == len(content)
+    likes = like if alike else (None,) * len(content)
+    branches = [decode(b, same, tensor, rings) for b, same in zip(content, likes, strict=True)]
+    return type(like)(*branches) if alike and hasattr(like, "_fields") else tuple(branches)
+
+
+def size(tree: Any) -> int:
+    """Bytes of a state's vectors."""
+    if isinstance(tree, Tensor):
+        return tree.nbytes
+    if isinstance(tree, Ring):
+        return tree.rows.nbytes
+    return sum(map(size, tree)) if isinstance(tree, tuple) else 0

@@ -1,0 +1,1 @@
+"""A task: data and a model, ready to train and to evaluate."""

@@ -1,0 +1,66 @@
+"""Losses and metrics by the kind of data: of images with a class, and of rows of characters.
+
+A metric returns its mean over the batch, or (sum, count) where examples count differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wima.core.errors import unknown
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
+
+PAD = 0
+CLEAN = ((0, 1, 2), (0, 1, 2, 89))  # PAD, BOS and EOS do not count; nor may OOV be predicted
+FEDJAX = ((0, 88), (0, 87, 88, 89))  # FedJAX's model file takes other ids for special than its data
+
+
+class Objective(NamedTuple):
+    """What is minimised, and what is reported."""
+
+    loss: Loss
+    metrics: Mapping[str, Metric]
+
+
+def accuracy(output: Tensor, y: Tensor) -> Tensor:
+    """The share of examples whose largest output is their label's."""
+    return (output.argmax(dim=1) == y).double().mean()
+
+
+def sequence_loss(output: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of the next characters: summed over a row without padding, over its length."""
+    losses = F.cross_entropy(output.flatten(0, 1), y.flatten(), reduction="none", ignore_index=PAD)
+    return losses.sum() / y.numel()
+
+
+class CharacterAccuracy:
+    """The share of characters that are predicted right; targets in `skip` do not count."""
+
+    def __init__(self, skip: tuple[int, ...], never: tuple[int, ...]) -> None:
+        self._skip, self._never = list(skip), list(never)
+
+    def __call__(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        possible = output.clone()
+        possible[..., self._never] = -torch.inf
+        counts = ~torch.isin(y, torch.tensor(self._skip, device=y.device))
+        right = (possible.argmax(dim=-1) == y) & counts
+        return right.sum(), counts.sum()
+
+
+def objective(kind: str, metric: str = "clean") -> Objective:
+    """The objective of a kind of data."""
+    if kind == "classes":
+        return Objective(F.cross_entropy, {"accuracy": accuracy})
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
+    return Objective(sequence_loss, {"accuracy": CharacterAccuracy(*METRICS[metric])})
+
+
+METRICS = {"clean": CLEAN, "fedjax": FEDJAX}

@@ -1,0 +1,115 @@
+"""A task is data plus a model, ready to train: four functions of a vector.
+
+`make_task` builds one from a torch module; tests and theory build their own from plain functions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wima.core.errors import RunError, UsageError, check
+from wima.core.vector import Flat, Layout, Vector
+from wima.data.batches import Batch
+from wima.data.federated import FederatedData
+from wima.data.mapped import as_tensor, release
+from wima.data.transform import Transform
+from wima.task.device import seeded
+from wima.task.evaluation import Evaluation, Metrics
+from wima.task.objectives import Loss, Metric, accuracy
+from wima.task.workspace import Workspace
+
+
+class Task(NamedTuple):
+    """What simulation needs to know of data and model.
+
+    gradient(w, batch): of the mean loss, for the trained part of w (its first `trained` entries;
+    all of it by default).  The rest (BatchNorm statistics) moves in place, as training moves it.
+    """
+
+    data: FederatedData
+    init: Callable[[int], Vector]  # seed -> w
+    gradient: Callable[[Vector, Batch], Vector]
+    evaluate: Callable[[Vector], Metrics]
+    trained: int | None = None
+    layout: Layout | None = None  # where layers lie in w, for averages of a part
+    workspace: Workspace | None = None  # the fast path: see `Workspace`
+
+
+class _Copies:
+    """Makes copies of a given module, as a factory makes new ones."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = copy.deepcopy(module)
+
+    def __call__(self) -> nn.Module:
+        return copy.deepcopy(self._module)
+
+
+def make_task(
+    model: nn.Module | Callable[[], nn.Module],
+    data: FederatedData,
+    test: tuple[Any, Any],
+    *,
+    loss: Loss = F.cross_entropy,
+    metrics: Mapping[str, Metric] | None = None,
+    transform: Transform | None = None,
+    eval_batch_size: int = 256,
+    device: str = "cpu",
+) -> Task:
+    """A task from a torch module, federated training data and test examples (x, y).
+
+    A function that makes the model (`lambda: MLP(64)`, or its class) gives new initial weights for
+    each seed; a module itself starts every run from its own weights.  `loss` and `metrics` take
+    (output, y) and return the mean over the batch; the only metric by default is `accuracy`.
+    `transform` turns stored examples into what the model takes.  `device`: where the model and all
+    vectors live; examples stay in memory and follow batch by batch.
+    """
+    factory = _Copies(model) if isinstance(model, nn.Module) else model
+    workspace = Workspace(factory, loss, transform, device)
+    x, y = (part if isinstance(part, Tensor) else as_tensor(part) for part in test)
+    check(len(x) == len(y), f"Test x and y must have one length, got {len(x)} and {len(y)}.")
+    check(len(x) > 0, "There are no test examples.")
+    measures = {"accuracy": accuracy} if metrics is None else metrics
+    evaluate = Evaluation(workspace, x, y, loss, measures, eval_batch_size)
+    _try(workspace, data, y, loss)
+    layout = workspace.flat.layout
+
+    def init(seed: int) -> Vector:
+        with seeded(torch.device("cpu"), "init", seed):  # the same weights on every device
+            return Flat(factory()).w.to(workspace.device, copy=True)
+
+    return Task(data, init, workspace.gradient_at, evaluate, layout.trained, layout, workspace)
+
+
+def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) -> None:
+    """One example through the model, so that what does not fit is said before the run starts."""
+    x, y = (torch.from_numpy(array[:1].copy()) for array in (data.x, data.y))
+    workspace.module.eval()
+    with torch.no_grad():
+        try:
+            x = workspace.transform.evaluate(x) if workspace.transform else x
+            output = workspace.module(x.to(workspace.device))
+        except RunError:  # the example itself cannot be had
+            raise
+        except (RuntimeError, ValueError, TypeError) as error:
+            shape = tuple(x.shape[1:])
+            raise UsageError(
+                f"The model cannot take an example of shape {shape} and dtype {x.dtype}: {error}"
+            ) from error
+    if loss is not F.cross_entropy or output.ndim != 2 or y.is_floating_point():
+        return
+    outputs = output.shape[1]
+    for kind, labels in (("training", data.y), ("test", y_test.numpy())):
+        low, high = int(labels.min()), int(labels.max())
+        release(labels)
+        check(
+            low >= 0 and high < outputs,
+            f"The model has {outputs} outputs, so labels must be in 0 ... {outputs - 1}, but the "
+            f"{kind} labels run from {low} to {high}.",
+        )

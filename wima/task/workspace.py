@@ -1,0 +1,102 @@
+"""The place where gradients are computed: a module bound to flat buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wima.core.vector import Flat, Vector
+from wima.data.batches import Batch
+from wima.data.transform import Transform
+from wima.task.device import find_device, seeded
+from wima.task.objectives import Loss
+
+
+class Workspace:
+    """A module bound to flat buffers, in which gradients are computed without copies.
+
+    Write the model to `w`, call `gradient(batch)`, read `g`: both are overwritten by the next use.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], nn.Module],
+        loss: Loss,
+        transform: Transform | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self._factory, self.loss, self.transform = factory, loss, transform
+        self.device = find_device(device)
+        self.module = factory().to(self.device)
+        self.flat = Flat(self.module)
+        self.w, self.g = self.flat.w, self.flat.g
+        self._parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
+        self._views = [p.grad for p in self._parameters if p.grad is not None]
+        self._counters = [b for b in self.module.buffers() if not b.is_floating_point()]
+        self.random = any(_is_random(layer) for layer in self.module.modules())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker builds its own module: only how to make it travels, not the numbers.
+        return Workspace, (self._factory, self.loss, self.transform, str(self.device))
+
+    def gradient(self, batch: Batch) -> Vector:
+        """The gradient of the mean loss at `self.w`, in `self.g`; statistics in `self.w` move."""
+        # Copying what autograd made costs less than zeroing `g` and letting autograd add to it.
+        torch._foreach_copy_(self._views, self._gradients(batch))
+        return self.g
+
+    def descend(self, batch: Batch, lr: float, decay: float) -> None:
+        """One step of plain SGD on `self.w`: the same bits as w.sub_(gradient + decay w, alpha=lr).
+
+        Gradients are used where autograd left them; `g` is not touched.
+        """
+        gradients = self._gradients(batch)
+        with torch.no_grad():
+            if decay:
+                gradients = list(torch._foreach_add(gradients, self._parameters, alpha=decay))
+            torch._foreach_sub_(self._parameters, gradients, alpha=lr)
+
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        """One gradient per trained parameter."""
+        if not self.module.training:
+            self.module.train()
+        with self._seeded(batch.address):
+            counters = [c.clone() for c in self._counters]  # must not carry over to others
+            x = self.transform.train(batch.x, batch.address) if self.transform else batch.x
+            loss = self.loss(self.module(x.to(self.device)), batch.y.to(self.device))
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            for counter, before in zip(self._counters, counters, strict=True):
+                counter.copy_(before)
+        pairs = zip(gradients, self._parameters, strict=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in pairs]
+
+    @contextmanager
+    def _seeded(self, address: tuple[int, ...]) -> Iterator[None]:
+        """Random layers draw at the batch's address, and leave torch's generator as it was."""
+        if not self.random:
+            yield
+            return
+        with seeded(self.device, "layers", *address):
+            yield
+
+    def gradient_at(self, w: Vector, batch: Batch) -> Vector:
+        """`Task.gradient`: as above at any w, in memory of its own."""
+        self.w.copy_(w)
+        g = self.gradient(batch).clone()
+        trained = self.flat.layout.trained
+        w[trained:] = self.w[trained:]
+        return g
+
+
+def _is_random(layer: nn.Module) -> bool:
+    """Whether a forward pass in training draws random numbers; unknown layers are taken to."""
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p > 0
+    if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
+        return True
+    recurrent = getattr(layer, "dropout", 0)
+    return not type(layer).__module__.startswith(("torch.nn", "wima.models")) or bool(recurrent)
