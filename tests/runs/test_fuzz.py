@@ -18,9 +18,9 @@ from wima.cli.tables import runs_table
 from wima.core.errors import RunError, UsageError
 from wima.report.summary import summarize
 from wima.runs import checkpoint
-from wima.runs.folder import read_run
 from wima.runs.build import build
 from wima.runs.checkpoint import FORMAT
+from wima.runs.folder import read_run
 from wima.runs.launch import FOLDER, launch
 from wima.runs.settings import Settings, make_settings, read_table
 from wima.storage.segments import Segments, checksum

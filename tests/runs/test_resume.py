@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from wima.core.errors import Diverged, RunError, UsageError
 from wima.runs import checkpoint
-from wima.runs.folder import read_run
 from wima.runs import launch as launching
 from wima.runs.build import build
+from wima.runs.folder import read_run
 from wima.runs.launch import FOLDER, Interrupted, launch, resume
 from wima.runs.settings import make_settings
 from wima.storage.lock import Lock

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from wima import algorithms, averaging, data, models
-from wima.simulation import schedules
 from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm
 from wima.core.checks import is_number
-from wima.runs.settings import Settings
 from wima.core.errors import check
 from wima.engine.faults import Faults
-from wima.task.objectives import objective
 from wima.runs.plan import check_plan, make_plan
+from wima.runs.settings import Settings
+from wima.simulation import schedules
 from wima.simulation.simulation import Simulation, simulate
 from wima.storage.segments import Segments, Storage
+from wima.task.objectives import objective
 from wima.task.task import Task, make_task
 
 # Settings that `simulate` takes as they are, by the same name.

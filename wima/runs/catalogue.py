@@ -8,11 +8,11 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from wima import algorithms, averaging, data, engine, models
-from wima.simulation import schedules
 from wima.algorithms import server_opt
+from wima.core.errors import unknown
 from wima.runs import trackers
 from wima.runs.settings import Settings, presets
-from wima.core.errors import unknown
+from wima.simulation import schedules
 
 
 def lines(kind: str | None = None) -> Iterator[str]:

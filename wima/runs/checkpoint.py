@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from wima.storage.ring import Ring
 from wima.core.errors import RunError, UsageError
 from wima.simulation.simulation import Simulation
+from wima.storage.ring import Ring
 from wima.storage.segments import Segments, read_manifest, write_manifest
 from wima.storage.states import decode, encode
 

@@ -31,14 +31,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from wima.core.checks import is_count
+from wima.core.errors import UsageError, check
+from wima.core.machine import processor
+from wima.core.vector import Layout, Vector
 from wima.core.version import __version__
 from wima.runs.settings import Settings, make_settings, read_table
-from wima.storage.files import cannot_write, sync
-from wima.core.errors import UsageError, check
-from wima.storage.lock import Lock, is_running
-from wima.core.machine import processor
 from wima.simulation.simulation import Record
-from wima.core.vector import Layout, Vector
+from wima.storage.files import cannot_write, sync
+from wima.storage.lock import Lock, is_running
 
 STATES = ("running", "done", "interrupted", "diverged", "failed")
 

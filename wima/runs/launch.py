@@ -13,19 +13,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, Self, TypeAlias
 
+from wima.core.errors import Diverged, RunError, UsageError, check
+from wima.engine import NAMES
+from wima.engine.malloc import keep_freed_memory
 from wima.runs import checkpoint
 from wima.runs.build import build
 from wima.runs.checkpoint import Checkpoint
-from wima.runs.settings import HOW, Settings
-from wima.runs.progress import Progress
-from wima.engine import NAMES
-from wima.engine.malloc import keep_freed_memory
-from wima.core.errors import Diverged, RunError, UsageError, check
-from wima.storage.lock import Lock
 from wima.runs.folder import Run, RunFolder, check_free, environment, first_lines, read_run
-from wima.simulation.simulation import Record, Simulation
-from wima.storage.segments import Segments
+from wima.runs.progress import Progress
+from wima.runs.settings import HOW, Settings
 from wima.runs.trackers.dispatch import Trackers
+from wima.simulation.simulation import Record, Simulation
+from wima.storage.lock import Lock
+from wima.storage.segments import Segments
 
 FOLDER = "checkpoints"  # in the run folder
 

@@ -11,11 +11,11 @@ import torch
 
 from wima.algorithms.base import Algorithm
 from wima.averaging import Averager, Last
-from wima.runs.settings import Settings
 from wima.core.errors import check
 from wima.core.machine import memory_available
-from wima.task.task import Task
+from wima.runs.settings import Settings
 from wima.storage.states import size
+from wima.task.task import Task
 
 
 class Plan(NamedTuple):

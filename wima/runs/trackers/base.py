@@ -9,9 +9,9 @@ from importlib import import_module
 from math import isnan, nan
 from typing import Any, Protocol
 
-from wima.runs.settings import Settings
 from wima.core.errors import UsageError
 from wima.runs.folder import Run
+from wima.runs.settings import Settings
 from wima.simulation.simulation import Record
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from wima.core.errors import RunError, UsageError, check, unknown
-from wima.storage.lock import is_running
 from wima.runs.folder import Run, read_run
-from wima.simulation.simulation import Record
 from wima.runs.trackers import BY_NAME
 from wima.runs.trackers.base import Tracker, recorded
+from wima.simulation.simulation import Record
+from wima.storage.lock import is_running
 
 
 class Trackers:

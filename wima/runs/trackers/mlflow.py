@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from wima.runs.folder import Run
-from wima.simulation.simulation import Record
 from wima.runs.trackers.base import hyperparameters, identity, name_of, needed, scalars
+from wima.simulation.simulation import Record
 
 EXPERIMENT = "wima"  # unless MLFLOW_EXPERIMENT_NAME names another
 PACKAGES = "mlflow-skinny sqlalchemy alembic"  # skinny lacks what its SQLite store needs

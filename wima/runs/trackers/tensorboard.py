@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from wima.runs.folder import Run
-from wima.simulation.simulation import Record
 from wima.runs.trackers.base import hyperparameters, needed, scalars
+from wima.simulation.simulation import Record
 
 FOLDER = "tensorboard"  # in the run folder
 FLUSH = 10  # seconds after which rounds are on the disk

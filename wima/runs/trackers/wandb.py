@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from wima.runs.folder import Run
-from wima.simulation.simulation import Record
 from wima.runs.trackers.base import hyperparameters, identity, name_of, needed, scalars
+from wima.simulation.simulation import Record
 
 PROJECT = "wima"  # unless WANDB_PROJECT names another
 

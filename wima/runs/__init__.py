@@ -1,0 +1,1 @@
+"""A run: settings in, a folder with records, checkpoints and models out."""
