@@ -4,19 +4,44 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) # some tests mostly wait
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint clean
+PAGE := wima/report/page
+NODE := $(shell command -v node 2>/dev/null)
+ESLINT_VERSION := 10.14.0
+ESLINT := $(VENV)/eslint-$(ESLINT_VERSION)
+# What the report's page uses of the browser; all other names must be declared.
+BROWSER := addEventListener,document,getComputedStyle,getSelection,IntersectionObserver,matchMedia,navigator,requestAnimationFrame,ResizeObserver,window
+
+.PHONY: demo test coverage lint javascript clean
 
 demo: $(READY)
 	$(BIN)/wima demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
-lint: $(READY)
+coverage: $(READY)
+	$(PYTEST) --cov --cov-report=term
+
+lint: $(READY) javascript
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+ifdef NODE
+javascript: $(ESLINT)/.tried
+	@for file in $(PAGE)/*.js; do echo "node --check $$file"; node --check $$file || exit 1; done
+	@# The files become one script. ESLint's exit code 1 is a finding; if it cannot run, that is no failure.
+	@if [ -x $(ESLINT)/node_modules/.bin/eslint ]; then \
+		echo "eslint $(PAGE)/*.js"; \
+		cat $(PAGE)/*.js | $(ESLINT)/node_modules/.bin/eslint --stdin --no-config-lookup \
+			--global $(BROWSER) --rule no-undef:2 --rule no-unused-vars:2 || [ $$? -ne 1 ]; \
+	fi
+else
+javascript:
+	@echo "node is not installed: the JavaScript of reports is not checked."
+endif
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
@@ -27,3 +52,11 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	touch $(READY)
+
+# Tried once, so that nobody waits for a network that is not there; remove the folder to try again.
+$(ESLINT)/.tried: | $(READY)
+	@mkdir -p $(ESLINT)
+	@npm install --prefix $(ESLINT) --no-save --no-fund --no-audit --ignore-scripts --fetch-retries=0 \
+		--fetch-timeout=10000 eslint@$(ESLINT_VERSION) >$(ESLINT)/npm.log 2>&1 || \
+		echo "ESLint could not be installed (see $(ESLINT)/npm.log): undeclared names are not looked for."
+	@touch $@

@@ -18,7 +18,7 @@ os.environ["WIMA_DATA"] = str(Path(tempfile.gettempdir()) / f"wima-tests-{os.get
 import pytest
 from filelock import FileLock
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+from tests.helpers.paths import SHARED
 
 
 def _unpacked(name: str, marker: str) -> Path:

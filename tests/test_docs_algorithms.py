@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.paths import ROOT
 from wima import algorithms, averaging, check_algorithm
 from wima.algorithms import Algorithm, server_opt
 from wima.runs.build import build
 from wima.runs.settings import load_settings
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 PAGES = DOCS / "algorithms"
 OWN = DOCS / "adding-an-algorithm.md"
 ALL = [OWN, *sorted(PAGES.glob("*.md"))]

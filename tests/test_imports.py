@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.helpers.paths import ROOT
 
 # Room -> the rooms that it may import.  docs/architecture.md has the same table.
 ROOMS = {

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import wima
+from tests.helpers.commands import printed
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.S)
 
@@ -20,8 +19,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.S)
 @pytest.mark.parametrize("code", BLOCKS, ids=["any-loop", "ten-lines", "own-model-and-data"])
 def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
-    printed = capsys.readouterr().out.split()
-    accuracies = [float(word) for word in printed if re.fullmatch(r"0\.\d+|1\.0", word)]
+    words = capsys.readouterr().out.split()
+    accuracies = [float(word) for word in words if re.fullmatch(r"0\.\d+|1\.0", word)]
     assert accuracies
     assert accuracies[-1] > 0.5  # ten classes or three: far above chance
 
@@ -46,10 +45,7 @@ def test_public_names_are_those_of_all() -> None:
 
 def test_importing_wima_does_not_import_torch() -> None:
     code = "import sys, wima; print('torch' in sys.modules, 'sklearn' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert done.stdout.split() == ["False", "False"]
+    assert printed(code).split() == ["False", "False"]
 
 
 def test_repository_holds_no_machine_paths() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import wima
-from tests.algorithms.test_identities import (
+from tests.helpers.least_squares import (
     DECAY,
     SETTINGS,
     SIZES,

@@ -1,7 +1,8 @@
 """Deliberate errors, most of them seen in public code: each is caught by a check that the right
 code passes.
 
-The check of a trajectory is the paper's pseudo-code, on the problem of `test_identities`.
+The check of a trajectory is the paper's pseudo-code, on the problem of
+`helpers.least_squares`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import pytest
 import torch
 
 import wima
-from tests.algorithms.test_identities import DECAY, SETTINGS, SIZES, least_squares, models
 from tests.helpers import pseudocode
+from tests.helpers.least_squares import DECAY, SETTINGS, SIZES, least_squares, models
 from wima import SGD, Local, LocalSGD, Simulation
 from wima.algorithms.adabest import Mean
 from wima.algorithms.fedacg import Momentum

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +11,10 @@ import pytest
 from matplotlib.axes import Axes
 
 import wima
+from tests.helpers.commands import environment, shell, start
 from wima.runs.folder import read_run
 
-ROOT = Path(__file__).parents[2]
 QUICK = ("clients=20", "clients_per_round=2", "rounds=3")
-
-
-def shell(*arguments: str, cwd: Path, **options) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user does, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "wima", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        text=True,
-        timeout=120,
-        **options,
-    )
 
 
 def files(folder: Path) -> list[Path]:
@@ -211,15 +197,10 @@ def test_output_that_is_no_terminal_is_plain_lines(cli):
 
 def test_a_terminal_shows_a_live_bar(tmp_path):
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "wima", "run", "digits", *QUICK, "--out", "r"],
-        cwd=tmp_path,
-        env=environment,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    ) as process:
+    terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    around = environment(TERM="xterm", COLUMNS="100")
+    arguments = ("run", "digits", *QUICK, "--out", "r")
+    with start(*arguments, cwd=tmp_path, env=around, **terminal) as process:
         os.close(theirs)
         shown = b""
         try:
@@ -247,12 +228,12 @@ def test_help_names_the_commands(cli):
 
 
 def test_version_is_the_packages_own(tmp_path):
-    done = shell("--version", cwd=tmp_path, capture_output=True)
+    done = shell("--version", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"wima {wima.__version__}\n", "")
 
 
 def test_a_mistake_in_a_shell_is_one_line_on_standard_error(tmp_path):
-    done = shell("run", "digits", "window=0", cwd=tmp_path, capture_output=True)
+    done = shell("run", "digits", "window=0", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "Error: WIMA.window must be a positive integer, got 0.\n"
     assert files(tmp_path) == []

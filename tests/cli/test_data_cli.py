@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_loaders import FEMNIST_FILES, femnist_folder, write_fedjax, writer
-from wima.cli.main import main
+from tests.helpers.fedjax_files import FEMNIST_FILES, femnist_folder, write_fedjax, writer
 from wima.data.cache import Remote, open_ready
 from wima.data.download import fetch
 from wima.data.load import PUBLIC
@@ -29,21 +27,9 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path, cache):
-    """Run `wima data ...` in an empty folder with an empty cache: exit code, output, errors."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["wima", "data", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return call
+def cli(cli, cache):
+    """Run `wima data ...` with an empty cache: exit code, output, errors."""
+    return lambda *arguments: cli("data", *map(str, arguments))
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 from PIL import Image
 
 import wima
+from tests.helpers.commands import printed
 from wima.core.errors import UsageError
 from wima.data import load
 from wima.data.federated import FederatedData
@@ -28,7 +27,6 @@ except ImportError:
     datasets = None
 
 needs_datasets = pytest.mark.skipif(datasets is None, reason="the package datasets is missing")
-ROOT = Path(__file__).parents[2]
 COLUMNS = {"client": "who", "x": "input", "y": "label"}
 
 
@@ -155,10 +153,9 @@ def test_a_million_clients_open_at_once_and_in_little_memory(tmp_path):
     x = np.memmap(tmp_path / "x", np.int8, "w+", shape=(clients * each, features))  # 300 MB
     y, offsets = np.zeros(clients * each, np.int8), np.arange(clients + 1) * each
     FederatedData(x, y, offsets, classes=1).save(tmp_path / "million")
-    command = [sys.executable, "-c", MILLION, str(tmp_path / "million")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    told = printed(MILLION, str(tmp_path / "million"))
     shutil.rmtree(tmp_path)
-    number, mapped, drawn, before, peak, opened, total = json.loads(done.stdout)
+    number, mapped, drawn, before, peak, opened, total = json.loads(told)
     assert (number, mapped, drawn) == (clients, True, [[5, features]] * 200)
     assert peak < 2**30 and peak - before < 150 * 2**20  # half of what is on disk
     assert total < 20
@@ -179,10 +176,7 @@ seconds = time.perf_counter() - begin
 mapped = isinstance(bundle.x_test, np.memmap)
 print(json.dumps([opened, mapped, bundle.train.num_clients, seconds]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    opened, mapped, clients, seconds = json.loads(done.stdout)
+    opened, mapped, clients, seconds = json.loads(printed(code))
     data = [path for path in opened if path.endswith((".npy", ".bin", ".gz", "meta.json"))]
     assert mapped and clients == 100
     assert {Path(path).parent for path in data} == {tmp_path / "ready" / "cifar10"}

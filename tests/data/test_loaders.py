@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import sqlite3
 import tarfile
 import zlib
 from pathlib import Path
@@ -14,51 +13,16 @@ import msgpack
 import numpy as np
 import pytest
 
+from tests.helpers.fedjax_files import FEMNIST_FILES, femnist_folder, write_fedjax, writer
 from wima.core.errors import UsageError
 from wima.data.cache import check_pool
 from wima.data.sets.cifar import read_cifar10, read_cifar100
-from wima.data.sets.femnist import FEMNIST, read_femnist
+from wima.data.sets.femnist import read_femnist
 from wima.data.sets.shakespeare import read_shakespeare, rows
 from wima.data.splits.assignment import read_assignment
 
 ROOT = Path(__file__).parents[2]
 PIXELS = 3 * 32 * 32
-FEMNIST_FILES = tuple(remote.name for remote in FEMNIST.files)
-
-
-def packed(value):
-    """An array as FedJAX packs it into msgpack; a list of byte strings as well."""
-    if isinstance(value, list):
-        return msgpack.ExtType(4, msgpack.packb(([len(value)], value)))
-    content = (value.shape, value.dtype.name, value.tobytes())
-    return msgpack.ExtType(1, msgpack.packb(content))
-
-
-def write_fedjax(path, clients, **blobs):
-    """FedJAX's table: client -> columns; `blobs` replaces what is stored of a client."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE federated_data (client_id BLOB, data BLOB, num_examples INTEGER)")
-        for name, columns in clients.items():
-            content = msgpack.packb({key: packed(value) for key, value in columns.items()})
-            blob = blobs.get(name, zlib.compress(content))
-            count = len(next(iter(columns.values())))
-            db.execute("INSERT INTO federated_data VALUES (?, ?, ?)", (name.encode(), blob, count))
-    db.close()
-
-
-def writer(n, seed=0, **changes):
-    """n images of one writer, in whole 255ths of white."""
-    random = np.random.default_rng(seed)
-    pixels = (random.integers(0, 256, (n, 28, 28)) / 255).astype(np.float32)
-    return {"pixels": pixels, "label": random.integers(0, 62, n).astype(np.int32), **changes}
-
-
-def femnist_folder(folder, clients, **blobs):
-    for name in FEMNIST_FILES:
-        write_fedjax(folder / name, clients, **blobs)
-    return folder
 
 
 @pytest.fixture(scope="module")

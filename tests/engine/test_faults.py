@@ -5,28 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import wima
+from tests.helpers.unequal import OPTIONS, task_of
 from wima.core.errors import Diverged, UsageError
 from wima.data.batches import LocalSGD, batches, shortened
 from wima.engine.faults import Faults
 
-SIZES = (9, 20, 14, 5, 11, 8)
-OPTIONS = {"rounds": 6, "clients_per_round": 4, "lr": 0.1, "batch_size": 4, "seed": 2}
 ENGINES = ["reference", "serial", "batched", "processes"]
-
-
-def task_of(poison: int | None = None) -> wima.Task:
-    """Unequal clients; the examples of client `poison` are infinite."""
-    draw = np.random.default_rng(1)
-    x = draw.normal(size=(sum(SIZES), 6)).astype(np.float32)
-    y = draw.integers(0, 3, sum(SIZES))
-    test = (x.copy(), y)
-    data = wima.FederatedData(x, y, np.append(0, np.cumsum(SIZES)))
-    if poison is not None:
-        data.client(poison)[0][:] = np.inf
-    return wima.make_task(lambda: nn.Linear(6, 3), data, test)
 
 
 def play(engine="serial", faults=None, algorithm=None, poison=None, **changes) -> wima.Result:

@@ -3,11 +3,11 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
+from tests.helpers.commands import start
 from wima.experiments.definition import experiments
 from wima.experiments.grid import expand_grid
 from wima.experiments.sheet import read_sheet
@@ -95,8 +95,7 @@ def test_a_sweep_that_is_ended_in_the_middle_goes_on_to_the_same_bytes(
 ):
     jobs = jobs_of(seeds=(0, 1, 2), settings=LONG)
     arguments = ["sweep", "digits", *LONG, "--seeds", "0-2", "--jobs", "1", "--out", "runs"]
-    command = [sys.executable, "-m", "wima", *arguments]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+    with start(*arguments, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         _wait_for_a_finished_run(tmp_path / "runs")
         process.send_signal(number)
         assert process.wait(timeout=60) == (130 if number == signal.SIGINT else -number)

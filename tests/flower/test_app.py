@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +11,7 @@ pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import nn
 
+from tests.helpers.commands import printed
 from tests.helpers.federations import (
     SIZES,
     LocalGrid,
@@ -28,8 +26,8 @@ from wima.algorithms import BY_NAME
 from wima.core.errors import RunError, UsageError
 from wima.flower import Federation, Options
 from wima.flower.app.options import read_order
-from wima.runs import checkpoint
 from wima.runs.build import build, build_task
+from wima.storage import manifests
 from wima.storage.segments import Segments
 
 CASES = {
@@ -90,7 +88,7 @@ def test_memory_is_in_the_nodes_state_and_nowhere_on_the_server(algorithm, tmp_p
         kept = torch.from_numpy(arrays[f"{newest}.0"].numpy())
         torch.testing.assert_close(kept, expected[i][0], rtol=1e-6, atol=1e-7)
     store = Segments(run.path / "checkpoints")
-    (newest, *_), wrong = checkpoint.find(store)
+    (newest, *_), wrong = manifests.find(store)
     assert not wrong
     for name in newest.manifest["clients"]:
         about = store.about(name)
@@ -222,5 +220,4 @@ def test_importing_wima_or_asking_who_a_node_is_needs_no_torch():
         "import sys, wima; print('flwr' in sys.modules); "
         "from wima.flower import client_app; print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert printed(code).split() == ["False", "False"]

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from tests.helpers.flower_processes import (
     BIN,
-    ROOT,
     Programs,
     command_of,
     descendants,
@@ -25,9 +24,10 @@ from tests.helpers.flower_processes import (
     write_certificates,
     write_key,
 )
-from wima.runs import checkpoint
+from tests.helpers.paths import ROOT
 from wima.runs.build import build_task
 from wima.runs.folder import read_run
+from wima.storage import manifests
 from wima.storage.segments import Segments
 
 ROUNDS, WINDOW, CLIENTS = 8, 5, 4
@@ -178,7 +178,7 @@ def check_run(folder: Path, before: bytes, left_in: int) -> None:
     assert all(1 not in clients for clients in counted[left_in + 1 :])
     assert any(3 in clients for clients in counted)  # the seed's cohorts have it, once it is there
     store = Segments(folder / "checkpoints")
-    (newest, *_), wrong = checkpoint.find(store)
+    (newest, *_), wrong = manifests.find(store)
     assert not wrong
     ring = newest.manifest["rings"]["past"]
     assert ring["count"] == ROUNDS

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 
 import tests.helpers.flower_toys  # noqa: F401  (switches telemetry off)
+from tests.helpers.paths import ROOT
 
 # isort: split
 from flwr.app import Context
@@ -15,7 +15,7 @@ from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 
-PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "flower.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
 
 

@@ -7,14 +7,16 @@ import subprocess
 import sys
 import time
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from tests.helpers.commands import environment, printed
+from tests.helpers.flower_legacy import INITIAL, client_fn
 from tests.helpers.flower_toys import NODES, grid, initial, pulling, same
+from tests.helpers.paths import ROOT
 
 # isort: split
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -28,9 +30,6 @@ from sklearn.datasets import load_digits
 
 from wima import RunError, UsageError
 from wima.flower import LocalGrid, run_flower
-
-ROOT = Path(__file__).parents[2]
-
 
 # A quick-start app as one writes it with torch: nothing in it knows of this package.
 
@@ -316,8 +315,6 @@ def test_an_error_in_the_server_app_reaches_the_caller():
 
 
 def test_an_app_of_the_older_interface_runs():
-    from tests.flower.test_legacy import INITIAL, client_fn
-
     seen = []
 
     def server_fn(context: Context) -> ServerAppComponents:
@@ -346,14 +343,9 @@ def test_a_script_without_a_main_guard_runs(tmp_path):
         "    sent = [Message(RecordDict(), i, 'query') for i in grid.get_node_ids()]\n"
         "    print(sum(r.content['m']['one'] for r in grid.send_and_receive(sent)))\n"
     )
-    paths = os.pathsep.join([str(ROOT), *sys.path])
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    command, paths = [sys.executable, str(script)], os.pathsep.join([str(ROOT), *sys.path])
+    around = environment(PYTHONPATH=paths)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=around)
     assert done.stdout.split() == ["4"]
 
 
@@ -363,15 +355,9 @@ def test_without_flower_the_error_says_what_to_install():
         "try: import wima.flower\n"
         "except wima.UsageError as error: print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert "pip install 'wima[flower]'" in done.stdout
+    assert "pip install 'wima[flower]'" in printed(code)
 
 
 def test_importing_wima_does_not_import_flower():
     code = "import sys, wima, wima.averaging, wima.cli.main; print('flwr' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert done.stdout.split() == ["False"]
+    assert printed(code).split() == ["False"]

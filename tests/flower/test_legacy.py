@@ -8,7 +8,6 @@ import tests.helpers.flower_toys  # noqa: F401  (switches telemetry off)
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
-from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
@@ -22,34 +21,11 @@ from flwr.server.strategy import (
 )
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
+from tests.helpers.flower_legacy import INITIAL, NODES, SIZES, client_fn, update
 from wima import WIMA, UsageError
 from wima.flower import LocalGrid, averaged_legacy
 
-NODES, ROUNDS, W = 5, 4, 2
-SIZES = [10 * (k + 1) for k in range(NODES)]
-INITIAL = [np.zeros((2, 3), np.float32), np.zeros(2, np.float32)]
-
-
-def update(partition: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """A client's model: half way to a point of its own."""
-    rng = np.random.default_rng(partition)
-    points = [rng.normal(size=a.shape) for a in INITIAL]
-    return [(a + 0.5 * (p - a)).astype(np.float32) for a, p in zip(arrays, points, strict=True)]
-
-
-class Client(NumPyClient):
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-
-    def fit(self, parameters, config):
-        return update(self.partition, parameters), SIZES[self.partition], {}
-
-    def evaluate(self, parameters, config):
-        return float(np.abs(parameters[0]).sum()), 1, {}
-
-
-def client_fn(context: Context):
-    return Client(int(context.node_config["partition-id"])).to_client()
+ROUNDS, W = 4, 2
 
 
 class Listening(LocalGrid):

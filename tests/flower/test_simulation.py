@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,9 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
 
-from tests.helpers.flower_processes import BIN, ROOT, Programs, free_port, listens
+from tests.helpers.commands import WIMA
+from tests.helpers.flower_processes import BIN, Programs, free_port, listens
+from tests.helpers.paths import ROOT
 from wima.runs.build import build
 from wima.runs.folder import read_run
 from wima.runs.settings import load_settings
@@ -70,17 +69,15 @@ def test_the_example_app_runs_on_the_simulation_engine(tmp_path: Path) -> None:
 
 def test_wima_flower_run_gives_what_wima_run_gives(tmp_path: Path) -> None:
     with Programs(tmp_path) as programs:
-        wima = (sys.executable, "-m", "wima", "flower", "run", "digits", *QUICK)
-        call = programs.start("run", *wima, "--out", "run")
+        arguments = ("flower", "run", "digits", *QUICK, "--out", "run")
+        call = programs.start("run", *WIMA, *arguments)
         assert call.wait(PATIENCE) == 0, programs.logs()
         assert "wima2" in programs.log("run")
     assert_as_simulated(tmp_path / "run")
 
 
-def test_wima_flower_run_tells_a_users_mistake_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "wima", "flower", "run", "digits", "algorithm=scafold"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 2
-    assert "did you mean 'scaffold'" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wima_flower_run_tells_a_users_mistake_without_a_traceback(cli) -> None:
+    code, _, err = cli("flower", "run", "digits", "algorithm=scafold")
+    assert code == 2
+    assert "did you mean 'scaffold'" in err
+    assert "Traceback" not in err

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.commands import environment
+
 BIN = Path(sys.executable).parent
 PEM, NO_PASSWORD = serialization.Encoding.PEM, serialization.NoEncryption()
 QUIET = {
@@ -38,8 +39,7 @@ class Programs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        own = {"PATH": path, "PYTHONPATH": str(ROOT), "FLWR_HOME": str(folder / "home")}
-        self.environment = {**os.environ, **QUIET, **own}
+        self.environment = environment(**QUIET, PATH=path, FLWR_HOME=str(folder / "home"))
         self._started: list[subprocess.Popen] = []
 
     def __enter__(self) -> Programs:

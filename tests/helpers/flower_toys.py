@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from wima.flower import LocalGrid
 
-NODES = 6
+NODES, ROUNDS, W = 6, 6, 3
 
 
 def target(partition: int) -> np.ndarray:
@@ -76,3 +76,38 @@ def pulling(fails: tuple[int, ...] = ()) -> ClientApp:
 
 def grid(app: ClientApp | None = None, **settings) -> LocalGrid:
     return LocalGrid(app or pulling(), NODES, **{"workers": 1, **settings})
+
+
+def play(strategy, app=None, *, evaluate=metrics, rounds=ROUNDS, start=None, **options):
+    """A run; the result, and the models that the server evaluated, by round in order of calls."""
+    calls: dict[int, list[ArrayRecord]] = {}
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        random.random(), np.random.random(), torch.rand(1)  # as loaders of data do
+        calls.setdefault(server_round, []).append(record(numpy(arrays)))
+        return evaluate(arrays) if evaluate else None
+
+    options.setdefault("evaluate_fn", evaluate_fn)
+    with grid(app) as nodes:
+        return strategy.start(nodes, start or initial(), rounds, **options), calls
+
+
+def mean(records: list[ArrayRecord]) -> ArrayRecord:
+    """The mean of floating arrays, in float64; integers of the newest."""
+    newest = numpy(records[-1])
+    arrays = {
+        name: np.mean([r[name].numpy().astype(np.float64) for r in records], axis=0)
+        for name in ("w", "bias")
+    }
+    return record({n: arrays.get(n, a).astype(a.dtype) for n, a in newest.items()})
+
+
+def feed(strategy, models, first=1):
+    for t, arrays in enumerate(models, first):
+        strategy.averaging.add(t, record(arrays))
+    return strategy.averaging
+
+
+def drawn(n: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [{"w": rng.normal(size=(2, 3)).astype(np.float32), "n": np.array([k])} for k in range(n)]

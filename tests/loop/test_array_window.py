@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import OrderedDict, defaultdict
 from importlib.util import find_spec
@@ -15,8 +14,9 @@ import pytest
 import torch
 
 import wima
+from tests.helpers.commands import printed
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 FEDJAX = Path.home() / ".cache" / "wima-benchmarks" / "fedjax" / "bin" / "python"
 
 
@@ -158,9 +158,5 @@ def test_arrays_of_jax_come_back_as_arrays_of_jax():
     if not Path(python).exists():
         pytest.skip("JAX is not installed, here or by the benchmarks")
     paths = [str(ROOT), *(p for p in sys.path if p.endswith("site-packages"))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [python, "-c", JAX], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("jax")
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
+    assert printed(JAX, python=python, **variables).startswith("jax")

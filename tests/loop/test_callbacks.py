@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -11,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers import commands
+from tests.helpers.paths import ROOT
+
 PFL = Path.home() / ".cache" / "wima-benchmarks" / "pfl" / "bin" / "python"
 
 needs_lightning = pytest.mark.skipif(not find_spec("lightning"), reason="no lightning")
@@ -26,12 +26,7 @@ def printed(code: str, example: str = "", python: str = sys.executable) -> str:
     if example:
         path = ROOT / "examples" / "frameworks" / example
         code += f"\nimport runpy\nrunpy.run_path({str(path)!r}, run_name='__main__')\n"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [python, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return commands.printed(code, python=python)
 
 
 def accuracies(text: str) -> tuple[float, float]:

@@ -10,12 +10,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from tests.helpers.paths import SHARED
 from wima import Flat, UsageError
 from wima.models import MobileNetV2, load_imagenet
 
-REPO = Path(__file__).parents[2]
-SHARED = REPO.parent / "shared"
-WEIGHTS = SHARED / "data/mobilenetv2/mobilenet_v2_imagenet_torchvision_b0353104.npz"
+WEIGHTS = SHARED / "mobilenetv2/mobilenet_v2_imagenet_torchvision_b0353104.npz"
 
 needs_weights = pytest.mark.skipif(
     not WEIGHTS.is_file(), reason=f"ImageNet weights are not at {WEIGHTS}"

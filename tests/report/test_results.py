@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from tests.helpers.paths import ROOT
 from wima.report.gather import gather
 from wima.report.write import write_report
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 RUNS = DOCS / "results" / "cpu"
 
 

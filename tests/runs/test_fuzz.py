@@ -19,11 +19,12 @@ from wima.core.errors import RunError, UsageError
 from wima.report.summary import summarize
 from wima.runs import checkpoint
 from wima.runs.build import build
-from wima.runs.checkpoint import FORMAT
 from wima.runs.folder import read_run
 from wima.runs.launch import FOLDER, launch
 from wima.runs.settings import Settings, make_settings, read_table
-from wima.storage.segments import Segments, checksum
+from wima.storage import manifests
+from wima.storage.manifests import FORMAT
+from wima.storage.segments import Segments
 
 MANY = int(os.environ.get("WIMA_FUZZ", "200"))
 slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -107,15 +108,15 @@ def _changed(tree, path, value):
 def test_a_manifest_with_a_true_checksum_and_any_content(run, data):
     """As an attacker would write it: nothing outside the folder is read or written."""
     store = Segments(run / FOLDER)
-    path = checkpoint.manifests(store.folder)[0]
+    path = manifests.manifests(store.folder)[0]
     original = path.read_text()
     manifest = json.loads(original.split("\n")[0])
     place = data.draw(st.sampled_from(list(_places(manifest))))
     body = json.dumps(_changed(manifest, place, data.draw(values)))
-    path.write_text(f"{body}\n{checksum(body)}\n")
+    path.write_text(f"{body}\n{manifests._checksum(body)}\n")
     before = sorted(p for p in run.parent.rglob("*"))
     try:
-        for found in checkpoint.find(store)[0]:
+        for found in manifests.find(store)[0]:
             with build(make_settings(SMALL), run / FOLDER) as simulation:
                 checkpoint.load(simulation, store, found)
     except (RunError, UsageError) as error:

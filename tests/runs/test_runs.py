@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from itertools import count
 from math import inf, isnan, nan
@@ -19,7 +18,7 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 import wima
-from wima.cli.main import main
+from tests.helpers.commands import shell, start
 from wima.core.errors import UsageError
 from wima.data.sets.digits import digits
 from wima.models import MLP
@@ -34,15 +33,13 @@ SETTINGS = {"rounds": ROUNDS, "clients_per_round": 3, "lr": 0.1, "batch_size": 5
 TEXTS = [f"{key}={value}" for key, value in {"clients": 20, **SETTINGS}.items()]
 
 
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    """A command as a user starts it, in a process group of its own, as a shell makes one."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "wima", *arguments],
+def foreground(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    """A command in a process group of its own, as a shell makes one."""
+    return start(
+        *arguments,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         start_new_session=True,
         # A background job ignores Ctrl-C and hands that down; a user's shell does not.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -54,25 +51,10 @@ def finished(tmp_path_factory) -> Path:
     """The folder of a run from the shell."""
     folder = tmp_path_factory.mktemp("run")
     arguments = ["digits", *TEXTS, "eval_every=2", "eval_last=0", "window=2,4", "--out", "r"]
-    with start("run", *arguments, cwd=folder) as process:
-        out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (0, "")
-    assert "Records: r/records.jsonl" in out and "Picture: r/curves.png" in out
+    done = shell("run", *arguments, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Records: r/records.jsonl" in done.stdout and "Picture: r/curves.png" in done.stdout
     return folder / "r"
-
-
-@pytest.fixture
-def here(monkeypatch, capsys, tmp_path):
-    """Run a command in this process that must not end well: exit code and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["wima", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code, capsys.readouterr().err
-
-    return call
 
 
 def whole_lines(folder: Path) -> int:
@@ -137,13 +119,9 @@ def test_saved_models_are_those_of_the_simulation_by_name(finished):
             torch.testing.assert_close(saved[n], parameter.detach(), rtol=2e-7, atol=0)
 
 
-def test_the_settings_of_a_run_repeat_it_byte_for_byte(finished, tmp_path, monkeypatch):
+def test_the_settings_of_a_run_repeat_it_byte_for_byte(finished, cli, tmp_path):
     again = tmp_path / "again"
-    arguments = ["wima", "run", str(finished / "settings.toml"), "--out", str(again)]
-    monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
+    assert cli("run", str(finished / "settings.toml"), "--out", str(again))[0] == 0
     assert (again / "settings.toml").read_text() == (finished / "settings.toml").read_text()
     for model in (finished / "models").iterdir():
         assert (again / "models" / model.name).read_bytes() == model.read_bytes()
@@ -175,7 +153,8 @@ def running(pid: int) -> bool:
 @pytest.mark.parametrize("engine", [["engine=serial"], ["engine=processes", "workers=2"]])
 def test_ctrl_c_ends_a_run_in_good_order(tmp_path, engine):
     rounds = 10**6
-    with start("run", "digits", f"rounds={rounds}", *engine, "--out", "r", cwd=tmp_path) as process:
+    arguments = ("run", "digits", f"rounds={rounds}", *engine, "--out", "r")
+    with foreground(*arguments, cwd=tmp_path) as process:
         try:
             until = time.monotonic() + 60
             while whole_lines(tmp_path / "r") < 3 and time.monotonic() < until:
@@ -195,7 +174,7 @@ def test_ctrl_c_ends_a_run_in_good_order(tmp_path, engine):
     assert not any(running(worker) for worker in workers)
 
 
-def test_ctrl_c_while_models_are_evaluated_counts_the_rounds_recorded(here, tmp_path, monkeypatch):
+def test_ctrl_c_while_models_are_evaluated_counts_the_rounds_recorded(cli, tmp_path, monkeypatch):
     calls, evaluate = count(1), Evaluation.together
 
     def interrupted(self, w):
@@ -204,23 +183,23 @@ def test_ctrl_c_while_models_are_evaluated_counts_the_rounds_recorded(here, tmp_
         return evaluate(self, w)
 
     monkeypatch.setattr(Evaluation, "together", interrupted)
-    code, err = here("run", "digits", *TEXTS, "window=2", "--out", "r")
+    code, _, err = cli("run", "digits", *TEXTS, "window=2", "--out", "r")
     run = read_run(tmp_path / "r")
     assert (code, len(run.records), run.status["done"]) == (130, 2, 2)
     assert f"Interrupted after 2 of {ROUNDS} rounds" in err
 
 
-def test_ctrl_c_before_the_first_round_says_so_and_writes_nothing(here, tmp_path, monkeypatch):
+def test_ctrl_c_before_the_first_round_says_so_and_writes_nothing(cli, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("wima.runs.launch.build", interrupted)
-    code, err = here("run", "digits", "--out", "r")
+    code, _, err = cli("run", "digits", "--out", "r")
     assert list(tmp_path.iterdir()) == []
     assert (code, err) == (130, "Interrupted before the first round; nothing was written.\n")
 
 
-def test_a_run_that_fails_keeps_its_records_and_the_reason(here, tmp_path, monkeypatch):
+def test_a_run_that_fails_keeps_its_records_and_the_reason(cli, tmp_path, monkeypatch):
     play = Simulation._round
 
     def fails_in_the_third(self) -> Record:
@@ -229,7 +208,7 @@ def test_a_run_that_fails_keeps_its_records_and_the_reason(here, tmp_path, monke
         return play(self)
 
     monkeypatch.setattr(Simulation, "_round", fails_in_the_third)
-    code, err = here("run", "digits", *TEXTS, "--out", "r")
+    code, _, err = cli("run", "digits", *TEXTS, "--out", "r")
     run = read_run(tmp_path / "r")
     assert code == 1 and "Traceback" not in err
     assert f"failed after 2 of {ROUNDS} rounds: the disk of client 7 is on fire" in err

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tracked import after_round, killed_after, numbers, outcome, settings_of
+from tests.helpers.interrupted import after_round, killed_after, outcome
+from tests.helpers.tracked import numbers, settings_of
 from wima.core.errors import RunError
 from wima.runs.folder import RunFolder, read_run
 from wima.runs.launch import Interrupted, launch, resume

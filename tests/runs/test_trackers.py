@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tracked import ROUNDS, after_round, killed_after, outcome, settings_of
+from tests.helpers.interrupted import after_round, killed_after, outcome
+from tests.helpers.tracked import ROUNDS, settings_of
 from wima.core.errors import Diverged, RunError, UsageError
 from wima.runs.folder import Run, RunFolder, read_run
 from wima.runs.launch import Interrupted, launch, resume

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers.paths import ROOT
 from wima.core.errors import RunError, UsageError
 from wima.saved.advise import (
     advise,
@@ -23,7 +24,6 @@ from wima.saved.advise import (
 from wima.saved.evaluate import Command
 from wima.saved.mean import Decay, Window
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "advise_digits"
 
 

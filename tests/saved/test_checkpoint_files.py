@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,76 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 import wima
+from tests.helpers.checkpoints import assert_same, load, model, naive, save, small, without
+from tests.helpers.commands import printed
 from wima.averaging import Watch
 from wima.core.errors import UsageError
 from wima.saved import mean as mean_module
 from wima.saved.mean import Decay, Window, average_files
 from wima.saved.select import select
 from wima.saved.tensors import decode, encode
-
-ROOT = Path(__file__).parents[2]
-
-
-def model(step: int) -> dict[str, torch.Tensor]:
-    """Tensors of several shapes and dtypes, other ones at every step."""
-    draw = torch.Generator().manual_seed(step)
-    return {
-        "layer.weight": torch.randn(7, 5, generator=draw),
-        "layer.bias": torch.randn(7, generator=draw),
-        "scale": torch.randn((), generator=draw),
-        "empty": torch.zeros(0, 3),
-        "double": torch.randn(3, generator=draw, dtype=torch.float64),
-        "half": torch.randn(9, generator=draw).half(),
-        "brain": torch.randn(9, generator=draw).bfloat16(),
-        "steps": torch.tensor([step, -step]),
-        "flags": torch.tensor([step % 2 == 0, True, False]),
-    }
-
-
-def small(step: int) -> dict[str, torch.Tensor]:
-    return {"w": torch.full((4,), float(step)), "b": torch.tensor([step, 2.0 * step])}
-
-
-def without(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
-    return {n: t for n, t in tensors.items() if n != name}
-
-
-def save(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".npz":
-        np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
-    elif path.suffix == ".safetensors":
-        save_file(tensors, path, {"format": "pt", "step": path.stem})
-    else:
-        torch.save(tensors, path)
-    return path
-
-
-def load(path: Path) -> dict[str, torch.Tensor]:
-    if path.suffix == ".npz":
-        return {n: torch.from_numpy(np.asarray(array)) for n, array in np.load(path).items()}
-    return load_file(path) if path.suffix == ".safetensors" else torch.load(path)
-
-
-def naive(models: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The mean of deep copies, in float64; of integers, the newest."""
-    result = {}
-    for name, newest in models[-1].items():
-        total = sum(m[name].double() for m in models)
-        floating = newest.is_floating_point()
-        result[name] = (total / len(models)).to(newest.dtype) if floating else newest
-    return result
-
-
-def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert set(a) == set(b)
-    for name in a:
-        assert a[name].dtype == b[name].dtype and a[name].shape == b[name].shape, name
-        assert torch.equal(a[name], b[name]), name
-
 
 # The mean.
 
@@ -270,16 +208,12 @@ print("torch" in sys.modules, peak() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_safetensors_and_npz_are_averaged_without_torch_in_little_memory(tmp_path):
+def test_safetensors_and_npz_are_averaged_without_torch_in_little_memory(tmp_path, monkeypatch):
     big = {"w": torch.zeros(4_000_000), "v": torch.zeros(3_000_000)}
     for n in range(3):
         save(tmp_path / f"{n}.safetensors", {name: t + n for name, t in big.items()})
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", MEASURED]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    torch_loaded, grown = done.stdout.split()
+    monkeypatch.chdir(tmp_path)
+    torch_loaded, grown = printed(MEASURED).split()
     assert torch_loaded == "False"
     accumulators = 8 * mean_module.GROUP
     assert int(grown) < accumulators + 20e6 < 2 * 16e6 + 200e6

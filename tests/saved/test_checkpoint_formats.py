@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.saved.test_checkpoint_files import assert_same, load, model, naive, save, small
+from tests.helpers.checkpoints import assert_same, load, model, naive, save, small
 from wima.core.errors import UsageError
 from wima.saved.mean import Window, average_files
 from wima.saved.select import select

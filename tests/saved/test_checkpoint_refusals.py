@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.saved.test_checkpoint_files import assert_same, load, save, small, without
+from tests.helpers.checkpoints import assert_same, load, save, small, without
 from wima.saved.mean import average_files
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import wima
-from tests.engine.test_faults import OPTIONS, task_of
+from tests.helpers.states import same
+from tests.helpers.unequal import OPTIONS, task_of
 from wima.core.errors import RunError, UsageError
 from wima.engine.memory import ClientMemory
 from wima.storage.ring import BLOCK, Ring
@@ -31,12 +32,6 @@ class Tree(NamedTuple):
 
 def grown(n: int) -> Tree:
     return Tree(Leaf(torch.full((3,), float(n)), n), (n, 0.1 * n, "x", True), None, torch.float32)
-
-
-def same(a, b) -> bool:
-    if isinstance(a, tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return torch.equal(a, b) if isinstance(a, Tensor) else a == b and type(a) is type(b)
 
 
 def test_a_state_comes_back_with_its_classes():

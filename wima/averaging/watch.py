@@ -13,6 +13,8 @@ from wima.averaging.last import Last
 from wima.core.errors import UsageError, check
 from wima.core.vector import Vector
 from wima.storage.ring import Ring
+from wima.storage.segments import Segments
+from wima.storage.states import Json, decode, encode
 
 
 class Watch:
@@ -42,6 +44,24 @@ class Watch:
         for name, averager in self.averagers.items():
             self.states[name] = averager.update(self.states[name], w, self.ring)
         self.ring.push(w)
+
+    def encode(self, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
+        """The averagers' states as JSON; their tensors and rings go into the dicts."""
+        rings["past"] = self.ring
+        return {
+            name: encode(s, f"average {name}", tensors, rings) for name, s in self.states.items()
+        }
+
+    def load(
+        self, saved: Mapping[str, Any], store: Segments, tensor: Callable[[str], Tensor]
+    ) -> None:
+        """Become what `encode` and `manifests.save` wrote; tensor: name -> what was stored."""
+        rings: dict[str, Ring] = {}
+        self.encode({}, rings)  # finds the rings of averagers
+        for name, ring in rings.items():
+            ring.load(store, saved["rings"][name]["segments"], saved["rings"][name]["count"])
+        for name, like in self.states.items():
+            self.states[name] = decode(saved["averages"][name], like, tensor, rings)
 
     def vector(self, name: str) -> Vector:
         """The named model."""

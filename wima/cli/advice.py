@@ -10,7 +10,7 @@ from rich.table import Table
 
 from wima.saved.advise import Row
 from wima.saved.mean import Decay
-from wima.storage.files import draft
+from wima.storage.files import new_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def draw_advice(rows: Sequence[Row], metric: str, path: Path, force: bool = Fals
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
     axes.legend()
-    with draft(path, force) as fresh:
+    with new_file(path, force) as fresh:
         figure.savefig(fresh, dpi=120, format="png")
 
 

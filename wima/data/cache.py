@@ -9,11 +9,8 @@ it is written under another name and renamed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +23,7 @@ from wima.core.errors import UsageError, check
 from wima.data.federated import Array, check_labels
 from wima.data.mapped import open_mapped
 from wima.data.transform import Transform
+from wima.storage.files import digest, written
 
 
 class Remote(NamedTuple):
@@ -86,19 +84,8 @@ def prepare(dataset: DataSet, source: Path) -> Path:
     pool = dataset.read(source)
     check_pool(pool, source)
     final = ready(dataset.name)
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{dataset.name}-", dir=final.parent))
-    except OSError as error:
-        raise UsageError(f"Cannot write the data cache {final}: {error.strerror}.") from None
-    try:
-        _write(pool, fresh)
-        shutil.rmtree(final, ignore_errors=True)
-        fresh.rename(final)
-    except OSError as error:
-        raise UsageError(f"Cannot write the data cache {final}: {error.strerror}.") from None
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with written(final, folder=True, over=True, kind=UsageError) as draft:
+        _write(pool, draft)
     return final
 
 
@@ -130,7 +117,7 @@ def _write(pool: Pool, folder: Path) -> None:
         names = [str(name) for name in unique]
     for key, array in arrays.items():
         np.save(folder / f"{key}.npy", np.ascontiguousarray(array), allow_pickle=False)
-    digests = {key: file_digest(folder / f"{key}.npy") for key in arrays}
+    digests = {key: digest(folder / f"{key}.npy") for key in arrays}
     meta = {"classes": pool.classes, "names": names, "sha256": digests}
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
@@ -159,9 +146,9 @@ def damaged(name: str) -> list[str]:
     """The files of a data set's cache that are not as they were written."""
     folder = ready(name)
     found = []
-    for key, digest in _meta(folder)["sha256"].items():
+    for key, expected in _meta(folder)["sha256"].items():
         path = folder / f"{key}.npy"
-        if not path.is_file() or file_digest(path) != digest:
+        if not path.is_file() or digest(path) != expected:
             found.append(str(path))
     return found
 
@@ -169,9 +156,3 @@ def damaged(name: str) -> list[str]:
 def _meta(folder: Path) -> dict[str, Any]:
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     return {"classes": int(meta["classes"]), "names": meta["names"], "sha256": meta["sha256"]}
-
-
-def file_digest(path: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()

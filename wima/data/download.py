@@ -8,7 +8,8 @@ from typing import Any
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wima.core.errors import UsageError
-from wima.data.cache import Remote, file_digest, raw
+from wima.data.cache import Remote, raw
+from wima.storage.files import digest
 
 
 class _Bar:
@@ -83,5 +84,5 @@ def is_whole_file(path: Path, remote: Remote) -> bool:
         return False
     if remote.digest is None:
         return True
-    algorithm, _, digest = remote.digest.rpartition(":")
-    return file_digest(path, algorithm or "sha256") == digest
+    algorithm, _, published = remote.digest.rpartition(":")
+    return digest(path, algorithm or "sha256") == published

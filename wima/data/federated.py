@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy.typing as npt
 from wima.core.errors import UsageError, check
 from wima.data.mapped import open_mapped
 from wima.data.splits.labels import Ids, as_names, is_whole
+from wima.storage.files import written
 
 if TYPE_CHECKING:
     from wima.data.transform import Transform
@@ -127,19 +126,12 @@ class FederatedData:
         check(
             not target.exists(), f"{target} exists already; give a new folder, or remove it first."
         )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        draft.mkdir()
         names = None if self.names is None else np.asarray(self.names).tolist()
-        try:
+        with written(target, folder=True) as draft:
             for field in ("x", "y", "offsets"):
                 np.save(draft / f"{field}.npy", getattr(self, field), allow_pickle=False)
             meta = {"names": names, "classes": self.classes}
             (draft / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-            os.rename(draft, target)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> FederatedData:

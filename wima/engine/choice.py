@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from wima.core.machine import cores, processor
 from wima.core.version import __version__
 from wima.data.cache import cache
 from wima.engine.base import Engine, Setup, first_state, one_thread
+from wima.storage.files import replace_text
 
 Make: TypeAlias = Callable[[str, Setup], Engine]
 SHORT = 2000  # steps of all clients in all rounds; below, measuring takes longer than the run
@@ -131,11 +131,8 @@ def recall(key: str) -> dict[str, Cost]:
 def remember(key: str, costs: dict[str, Cost]) -> None:
     """Write the costs down; a cache that cannot be written is no reason to stop."""
     known = {**_read(), key: costs}
-    draft = _file().with_name(f".engines.{os.getpid()}.json")
-    with contextlib.suppress(OSError):
-        draft.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(known), encoding="utf-8")
-        draft.replace(_file())
+    with contextlib.suppress(RunError):
+        replace_text(_file(), json.dumps(known))
 
 
 def _file() -> Path:

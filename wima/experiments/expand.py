@@ -22,6 +22,7 @@ from wima.experiments.definition import (
     settings,
 )
 from wima.experiments.sheet import Cell, Sheet
+from wima.runs.folder import run_name
 from wima.runs.settings import Choice, Settings, change, make_settings, read_table
 
 
@@ -63,7 +64,7 @@ def expand(
     for training, seed in product(_trainings(experiment, scale), seeds):
         averagers = list(shared[training.steering.run_id].values())
         made = training.steering.model_copy(update={"seed": seed, "averagers": averagers})
-        job = Job(f"{training.setting}-{training.method}-s{seed}-{made.run_id}", made)
+        job = Job(run_name(made, what=f"{training.setting}-{training.method}", seed=True), made)
         cells += list(_cells(experiment, training, seed, job.name))
         if training.setting in kept and training.method in kept:
             jobs[job.name] = job

@@ -10,6 +10,7 @@ from wima import averaging
 from wima.core.errors import UsageError, check
 from wima.experiments.expand import Job
 from wima.experiments.sheet import Cell, Sheet
+from wima.runs.folder import run_name
 from wima.runs.settings import Settings, load_settings, parse_override
 
 LAST = 100  # rounds in a number, as in the paper
@@ -29,7 +30,7 @@ def expand_grid(
         row = ", ".join(changes) or source
         for seed in seeds:
             settings = load_settings(source, [*overrides, *changes, f"seed={seed}"])
-            job = Job(_folder_name(settings), settings)
+            job = Job(run_name(settings, seed=True), settings)
             jobs.append(job)
             cells.append(Cell(row, Path(source).stem, seed, job.name, _models(settings)))
     headings = list(dict.fromkeys(heading for cell in cells for heading in cell.models))
@@ -49,11 +50,6 @@ def expand_grid(
         cells=cells,
     )
     return sheet, list({job.name: job for job in jobs}.values())
-
-
-def _folder_name(settings: Settings) -> str:
-    data, algorithm = Path(settings.data.name).stem, settings.algorithm.name
-    return f"{data}-{algorithm}-s{settings.seed}-{settings.run_id}"
 
 
 def parse_axis(text: str) -> tuple[str, list[str]]:

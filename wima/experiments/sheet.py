@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from wima.core.checks import is_count
 from wima.core.errors import UsageError
+from wima.storage.files import replace_text
 
 SUFFIX = ".sheet.json"
 Kind = Literal["table", "curves"]
@@ -54,13 +55,7 @@ def write_sheet(sheet: Sheet, folder: Path) -> Path:
     if path.exists():
         sheet = _joined(sheet, read_sheet(path), folder)
     content = {**sheet._asdict(), "cells": [cell._asdict() for cell in sheet.cells]}
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(path)
-    except OSError as error:
-        raise UsageError(f"Cannot write {path}: {error.strerror}.") from error
+    replace_text(path, json.dumps(content, indent=1) + "\n", UsageError)
     return path
 
 

@@ -23,7 +23,8 @@ from wima.core.checks import check_count
 from wima.core.errors import RunError, UsageError, check
 from wima.loop.parts import choose, unwrap
 from wima.loop.tensors import TensorRing
-from wima.storage.segments import Segments, read_manifest, write_manifest
+from wima.storage.manifests import read_manifest, write_manifest
+from wima.storage.segments import Segments
 
 FORMAT = 1
 MANIFEST = "window.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from wima.core.errors import UsageError
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet
 from wima.report.statistics import Curve
-from wima.runs.folder import Run, read_run, state_of
+from wima.runs.folder import Run, read_run, seconds_of, state_of
 from wima.runs.settings import Settings
 
 MARKER = ".wima-report"  # in the folder of a report
@@ -148,10 +147,8 @@ def _curve(run: Run, model: str, metric: str) -> Curve:
 def _seconds(path: Path) -> float | None:
     """What the rounds took together, if that was written down."""
     try:
-        lines = (path / "times.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-        times = json.loads(f"[{','.join(lines)}]")  # at once: a third of the time
-        return float(sum(time["seconds"] for time in times)) if times else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return sum(seconds_of(path).values()) or None
+    except UsageError:
         return None
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +21,7 @@ from wima.report.measure import Measure
 from wima.report.page import page
 from wima.report.tables import Table, sheet_table
 from wima.report.texts import data_csv, latex, markdown, table_csv, whole_page
+from wima.storage.files import written
 
 
 class Report(NamedTuple):
@@ -55,19 +54,9 @@ def write_report(
         raise UsageError(f"There are no runs to report on.\n{reasons}")
     tables, repeats = make_tables(found, measure)
     omitted = [*found.omitted, *repeats]
-    draft = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        draft.chmod(0o755)
-        facts = _facts(_title(out, paths)) | {"notes": told}
+    facts = _facts(_title(out, paths)) | {"notes": told}
+    with written(out, folder=True, over=force, kind=UsageError) as draft:
         _fill(draft, tables, omitted, measure, facts)
-        _put(draft, out)
-    except OSError as error:
-        raise UsageError(f"Cannot write the report {out}: {error.strerror}.") from error
-    finally:
-        if draft is not None:
-            shutil.rmtree(draft, ignore_errors=True)
     return Report(out, tables, len(found.runs), omitted)
 
 
@@ -166,19 +155,3 @@ def _facts(title: str) -> dict[str, Any]:
 def _title(out: Path, paths: Sequence[Path]) -> str:
     name = paths[0].resolve().name if len(paths) == 1 else out.resolve().name
     return f"Report on {name}"
-
-
-def _put(draft: Path, out: Path) -> None:
-    """Give the draft its name; what had it before goes only when the new one is complete."""
-    if not out.exists():
-        draft.rename(out)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name}-old-", dir=out.parent))
-    out.rename(old / out.name)
-    try:
-        draft.rename(out)
-    except OSError:
-        (old / out.name).rename(out)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)

@@ -20,24 +20,22 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from wima.core.checks import is_count
-from wima.core.errors import UsageError, check
+from wima.core.errors import RunError, UsageError, check
 from wima.core.machine import processor
 from wima.core.vector import Layout, Vector
 from wima.core.version import __version__
 from wima.runs.settings import Settings, make_settings, read_table
 from wima.simulation.simulation import Record
-from wima.storage.files import cannot_write, sync
+from wima.storage.files import cannot_write, remove_drafts, replace_text, written
 from wima.storage.lock import Lock, is_running
 
 STATES = ("running", "done", "interrupted", "diverged", "failed")
@@ -57,24 +55,13 @@ class RunFolder:
     def create(cls, path: Path, settings: Settings, facts: dict[str, Any]) -> RunFolder:
         """A new folder, which must not exist yet."""
         check_free(path)
-        fresh = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Written whole under another name first: a folder that has the name is complete.
-            fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-            (fresh / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
-            _write_json(fresh / "environment.json", {**environment(), **facts})
-            _write_json(fresh / "status.json", _status("running", 0, settings.rounds))
+        with written(path, folder=True, kind=UsageError) as draft:
+            (draft / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
+            _write_json(draft / "environment.json", {**environment(), **facts})
+            _write_json(draft / "status.json", _status("running", 0, settings.rounds))
             for name in ("records.jsonl", "times.jsonl"):
-                (fresh / name).touch()
-            fresh.chmod(0o755)
-            lock = Lock(fresh)
-            fresh.rename(path)
-        except OSError as error:
-            raise UsageError(f"Cannot write the run folder {path}: {error.strerror}.") from error
-        finally:
-            if fresh is not None:
-                shutil.rmtree(fresh, ignore_errors=True)
+                (draft / name).touch()
+            lock = Lock(draft)
         return cls(path, settings.rounds, lock)
 
     @classmethod
@@ -82,7 +69,10 @@ class RunFolder:
         """Go on after so many rounds; what was recorded of later ones is played again."""
         try:
             for name in ("records.jsonl", "times.jsonl"):
-                _replace(path / name, first_lines(path / name, done))
+                kept = first_lines(path / name, done)
+                with written(path / name) as draft:
+                    draft.write_bytes(kept)
+            remove_drafts(path)
             shutil.rmtree(path / "models", ignore_errors=True)
             _write_json(path / "status.json", _status("running", done, settings.rounds))
             return cls(path, settings.rounds, lock, done)
@@ -109,17 +99,10 @@ class RunFolder:
 
     def save_models(self, vectors: dict[str, Vector], layout: Layout | None) -> None:
         """The final models, each with its tensors by name; all of them or none."""
-        folder, draft = self.path / "models", self.path / ".models.new"
-        try:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir()
+        with written(self.path / "models", folder=True) as draft:
             for name, w in vectors.items():
                 tensors = layout.unflatten(w) if layout else {"w": w}
                 save_file({n: t.clone() for n, t in tensors.items()}, draft / f"{name}.safetensors")
-            draft.rename(folder)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise cannot_write(folder, error) from error
 
     def close(self, state: str, reason: str = "") -> None:
         """Say how the run ended, if that can still be written, and let the lock go."""
@@ -127,7 +110,7 @@ class RunFolder:
         with contextlib.suppress(OSError):
             self._records.close()
             self._times.close()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(RunError):
             _write_json(self.path / "status.json", _status(state, self.done, self._rounds, reason))
         self._lock.release()
 
@@ -179,6 +162,23 @@ def read_run(path: Path) -> Run:
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"The run folder {path} is damaged: {reason:.200}") from None
     return Run(path, settings, status, around, records)
+
+
+def seconds_of(path: Path) -> dict[int, float]:
+    """Round -> how long it took, as far as times.jsonl in a run folder says."""
+    file = path / "times.jsonl"
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+        times = json.loads(f"[{','.join(lines)}]")  # at once: a third of the time
+        return {line["t"]: float(line["seconds"]) for line in times}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{file} is damaged: {type(error).__name__}: {error}.") from None
+
+
+def run_name(settings: Settings, *, what: str = "", seed: bool = False) -> str:
+    """The name of a run's folder: `what`, or data and algorithm; its seed if asked; its hash."""
+    what = what or f"{Path(settings.data.name).stem}-{settings.algorithm.name}"
+    return f"{what}-s{settings.seed}-{settings.run_id}" if seed else f"{what}-{settings.run_id}"
 
 
 def state_of(run: Run) -> str:
@@ -263,15 +263,7 @@ def _status(state: str, done: int, rounds: int, reason: str = "") -> dict[str, A
 
 
 def _write_json(path: Path, content: Any) -> None:
-    """Replace a file in one step, so that a reader sees the old or the new one."""
-    _replace(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_bytes(content)
-    sync(fresh)
-    fresh.replace(path)
+    replace_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def _plain(record: Record) -> dict[str, Any]:

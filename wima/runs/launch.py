@@ -18,13 +18,22 @@ from wima.engine import NAMES
 from wima.engine.malloc import keep_freed_memory
 from wima.runs import checkpoint
 from wima.runs.build import build
-from wima.runs.checkpoint import Checkpoint
-from wima.runs.folder import Run, RunFolder, check_free, environment, first_lines, read_run
+from wima.runs.folder import (
+    Run,
+    RunFolder,
+    check_free,
+    environment,
+    first_lines,
+    read_run,
+    run_name,
+)
 from wima.runs.progress import Progress
 from wima.runs.settings import HOW, Settings
 from wima.runs.trackers.dispatch import Trackers
 from wima.simulation.simulation import Record, Simulation
+from wima.storage import manifests
 from wima.storage.lock import Lock
+from wima.storage.manifests import Saved
 from wima.storage.segments import Segments
 
 FOLDER = "checkpoints"  # in the run folder
@@ -53,8 +62,7 @@ class Interrupted(Exception):  # noqa: N818  (it is no error)
 
 def default_path(settings: Settings) -> Path:
     """Where a run goes if nobody says where."""
-    name = f"{Path(settings.data.name).stem}-{settings.algorithm.name}-{settings.run_id}"
-    return Path("runs") / name
+    return Path("runs") / run_name(settings)
 
 
 def launch(settings: Settings, path: Path, progress: Follow = Progress, **instead: Any) -> Run:
@@ -90,7 +98,7 @@ def resume(path: Path, progress: Follow = Progress, **instead: Any) -> Run:
         settings = run.settings.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER, **instead) as simulation:
             store = simulation.store or Segments(path / FOLDER)
-            found, wrong = checkpoint.find(store)
+            found, wrong = manifests.find(store)
             usable = [c for c in found if _has_records(path, c)]
             if usable:
                 _check_same(path, usable[0], _identity(settings, simulation))
@@ -105,7 +113,7 @@ def resume(path: Path, progress: Follow = Progress, **instead: Any) -> Run:
     return read_run(path)
 
 
-def _has_records(path: Path, found: Checkpoint) -> bool:
+def _has_records(path: Path, found: Saved) -> bool:
     """Whether the records up to the checkpoint are there as they were written."""
     lines = first_lines(path / "records.jsonl", found.t)
     whole = lines.count(b"\n") == found.t
@@ -120,7 +128,7 @@ def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
     return {**matters, "engine": simulation.engine, **versions}
 
 
-def _check_same(path: Path, found: Checkpoint, now: dict[str, Any]) -> None:
+def _check_same(path: Path, found: Saved, now: dict[str, Any]) -> None:
     then = found.identity
     differ = [
         f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"

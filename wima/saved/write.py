@@ -13,7 +13,7 @@ import numpy as np
 from wima.core.errors import check
 from wima.saved.read import TORCH
 from wima.saved.tensors import STORED, Array, Spec
-from wima.storage.files import draft
+from wima.storage.files import new_file
 
 ENDINGS = (".safetensors", ".npz", *TORCH)
 
@@ -45,7 +45,7 @@ def write(out: Path, content: Content, force: bool = False) -> None:
         ".safetensors": _safetensors,
         ".npz": _npz,
     }
-    with draft(out, force) as fresh:
+    with new_file(out, force) as fresh:
         kinds.get(out.suffix.lower(), _torch)(fresh, content)
 
 

@@ -1,11 +1,16 @@
-"""Files that are whole or not there."""
+"""Files and folders that are complete or absent, whatever happens while they are written."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from wima.core.errors import RunError, check
 
@@ -19,9 +24,73 @@ def sync(path: Path) -> None:
         os.close(number)
 
 
-def cannot_write(path: Path, error: Exception) -> RunError:
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """The checksum of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def cannot_write(path: Path, error: Exception, kind: type[Exception] = RunError) -> Exception:
     reason = getattr(error, "strerror", None) or str(error)
-    return RunError(f"Cannot write {path}: {reason}.")
+    return kind(f"Cannot write {path}: {reason}.")
+
+
+@contextlib.contextmanager
+def written(
+    path: Path, *, folder: bool = False, over: bool = False, kind: type[Exception] = RunError
+) -> Iterator[Path]:
+    """An empty draft beside `path`, a file or a folder, for the block to fill.
+
+    When the block ends well, the draft is synced and takes the name `path`; else it is removed.  A
+    file replaces one of that name, a folder only with `over`.  What prevents writing is raised as
+    `kind`, before anything is computed if possible.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir() if folder else draft.touch(exist_ok=False)
+        yield draft
+        for part in (*draft.rglob("*"), draft) if folder else (draft,):
+            sync(part)
+        _rename(draft, path, over)
+        sync(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise cannot_write(path, error, kind) from error
+    finally:
+        _remove(draft)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _rename(draft: Path, path: Path, over: bool) -> None:
+    """Give the draft its name; a folder that had it is removed only afterwards."""
+    if not (over and path.is_dir()):
+        draft.rename(path)
+        return
+    old = draft.with_suffix(".old")
+    path.rename(old)
+    try:
+        draft.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what processes that were killed left half-written in a folder that is ours alone."""
+    for draft in (*folder.glob(".*.new"), *folder.glob(".*.old")):
+        _remove(draft)
+
+
+def replace_text(path: Path, text: str, kind: type[Exception] = RunError) -> None:
+    """Write a text file, in place of what was there."""
+    with written(path, kind=kind) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def check_new(path: Path, force: bool) -> None:
@@ -32,24 +101,11 @@ def check_new(path: Path, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def draft(path: Path, force: bool = False) -> Iterator[Path]:
-    """An empty file beside `path`, to be filled; it gets that name if all goes well, else it goes.
-
-    What is in the way of writing is told at once, before anything is computed.
-    """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
+def new_file(path: Path, force: bool = False) -> Iterator[Path]:
+    """A draft of a file that a user asked for, in a folder that exists; see `written`."""
+    check_new(path, force)
+    if not path.parent.is_dir():
+        raise RunError(f"Cannot write {path}: there is no folder {path.parent}.")
+    with written(path) as draft:
+        yield draft
         check_new(path, force)
-        fresh.touch(exist_ok=False)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        yield fresh
-        sync(fresh)
-        check_new(path, force)
-        fresh.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            fresh.unlink()

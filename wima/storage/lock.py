@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from wima.core.errors import RunError, UsageError
 from wima.storage.files import cannot_write
 
 
 class Lock:
-    """At most one process at a time works on a run.  The system lets go of it with its owner."""
+    """Held by the process that works on a folder; the system releases it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
+        self._lock = FileLock(folder / "lock", timeout=0)
         try:
-            self._file = (folder / "lock").open("a")
-        except OSError as error:
-            raise cannot_write(folder / "lock", error) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
+            self._lock.acquire()
+        except Timeout:
             raise UsageError(
                 f"Another process is working on {folder}; wait for it, or end it."
             ) from None
+        except OSError as error:
+            raise cannot_write(folder / "lock", error) from error
 
     def release(self) -> None:
-        self._file.close()
+        self._lock.release()
 
 
 def is_running(folder: Path) -> bool:

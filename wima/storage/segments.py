@@ -1,13 +1,11 @@
 """Tensors in files that are written once and never changed.
 
-A segment is a safetensors file.  It is written under another name, synced and renamed, so that what
-has its name is whole; its checksum is noted in the checkpoint that needs it.
+A segment is a safetensors file.  Its checksum is noted in the manifest that needs it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import tempfile
@@ -22,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from wima.core.errors import RunError, UsageError
-from wima.storage.files import cannot_write, sync
+from wima.storage.files import digest, remove_drafts, written
 
 SUFFIX = ".safetensors"
 PART = 2**26  # bytes; larger states are written in several segments, since writing takes a copy
@@ -40,20 +38,11 @@ class Segments:
 
     def write(self, kind: str, tensors: Mapping[str, Tensor], about: Any = None) -> str:
         """A new segment; its name.  `about` is any JSON, see `about`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._number += 1  # never one that is there: names sort by age
         name = f"{kind}-{self._number:09d}{SUFFIX}"
-        draft = self.folder / f".{name}.new"
-        metadata = {"about": json.dumps(about)}
-        try:
-            save_file(_apart(tensors), draft, metadata)
+        with written(self.folder / name) as draft:
+            save_file(_apart(tensors), draft, {"about": json.dumps(about)})
             self.sums[name] = digest(draft)
-            sync(draft)
-            draft.rename(self.folder / name)
-        except (OSError, SafetensorError) as error:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise cannot_write(self.folder / name, error) from error
         return name
 
     def read(self, name: str, key: str) -> Tensor:
@@ -91,9 +80,10 @@ class Segments:
         self.sums[name] = expected
 
     def keep(self, names: Iterable[str]) -> None:
-        """Remove all other segments, and drafts of some."""
+        """Remove all other segments, and drafts."""
         wanted = set(names)
-        for path in self.folder.glob(f"*{SUFFIX}*"):
+        remove_drafts(self.folder)
+        for path in self.folder.glob(f"*{SUFFIX}"):
             if path.name not in wanted:
                 self._open.pop(path.name, None)
                 self.sums.pop(path.name, None)
@@ -113,49 +103,6 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         taken.add(memory.data_ptr())
         apart[name] = tensor
     return apart
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Write JSON and its checksum, in place of what was there: at any moment the file is whole."""
-    body = json.dumps(manifest)
-    draft = path.with_name(f".{path.name}.new")
-    try:
-        draft.write_text(f"{body}\n{checksum(body)}\n", encoding="utf-8")
-        sync(draft)
-        sync(path.parent)  # the segments' names
-        draft.rename(path)
-        sync(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise cannot_write(path, error) from error
-
-
-def read_manifest(path: Path, number: int) -> dict[str, Any]:
-    """A manifest, whole and of the format with this number."""
-    try:
-        body, told, end = path.read_text(encoding="utf-8").split("\n")
-        manifest = json.loads(body)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged: {error}") from None
-    if told != checksum(body) or end or not isinstance(manifest, dict):
-        raise RunError(f"{path} is damaged: it has another checksum")
-    if manifest.get("format") != number:
-        raise UsageError(
-            f"{path} has format {manifest.get('format')!r}, this version reads {number}."
-        )
-    return manifest
-
-
-def checksum(body: str) -> str:
-    """SHA-256 of a text."""
-    return hashlib.sha256(body.encode()).hexdigest()
 
 
 def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from importlib.metadata import version
 from zipfile import BadZipFile
 
 import numpy as np
 
+from wima.core.errors import RunError
 from wima.data.cache import cache
 from wima.data.federated import Array, Bundle, FederatedData
 from wima.data.splits.assignment import read_assignment
 from wima.data.splits.labels import split
+from wima.storage.files import written
 
 CLASSES = 10
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -31,11 +32,9 @@ def load_digits_split() -> tuple[Array, Array, Array, Array]:
             return x_train, y_train, x_test, y_test
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         arrays = _from_sklearn()
-    draft = file.with_name(f".{file.name}.{os.getpid()}.npz")
-    with suppress(OSError):  # a cache that cannot be written only costs time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(draft, x_train=arrays[0], y_train=arrays[1], x_test=arrays[2], y_test=arrays[3])
-        draft.replace(file)
+    # A cache that cannot be written only costs time.
+    with suppress(RunError), written(file) as draft, draft.open("wb") as opened:
+        np.savez(opened, **dict(zip(ARRAYS, arrays, strict=True)))  # type: ignore[arg-type]
     return arrays
 
 

@@ -1,6 +1,6 @@
 """The averages of a Flower server in files, so that a restarted server goes on with its window.
 
-The files are those of a run's checkpoints (`wima.runs.checkpoint`): a manifest in JSON and
+The files are those of a run's checkpoints : a manifest in JSON and
 immutable segments in safetensors, with checksums; the two newest states are kept.
 """
 
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from wima.core.errors import RunError, UsageError
 from wima.flower.averaged.models import Models
-from wima.runs.checkpoint import FORMAT, MALFORMED, Checkpoint, find, let_go, segments_of
+from wima.storage import manifests
+from wima.storage.manifests import MALFORMED, Saved
 from wima.storage.ring import Ring
-from wima.storage.segments import Segments, write_manifest
-from wima.storage.states import decode, encode
+from wima.storage.segments import Segments
 
 
 def save(models: Models, store: Segments, extra: Mapping[str, Any]) -> None:
@@ -28,26 +28,14 @@ def save(models: Models, store: Segments, extra: Mapping[str, Any]) -> None:
         return
     tensors = {f"newest {name}": torch.from_numpy(a) for name, a in models.newest.items()}
     rings: dict[str, Ring] = {}
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "t": models.seen,  # not the round: that begins anew when a server is restarted
+    content = {
         "identity": _identity(models),
         "extra": dict(extra),
         "arrays": {"newest": list(models.newest), "averaged": list(layout.slices)},
-        "averages": {
-            name: encode(watch.states[name], f"average {name}", tensors, rings)
-            for name in watch.averagers
-        },
-        "vectors": store.write("vectors", tensors),
-        "rings": {
-            name: {"count": ring.count, "segments": ring.save(store, "ring")}
-            for name, ring in {"past": watch.ring, **rings}.items()
-        },
-        "clients": [],
+        "averages": watch.encode(tensors, rings),
     }
-    manifest["sums"] = {name: store.sums[name] for name in segments_of(manifest)}
-    write_manifest(store.folder / f"{models.seen:09d}.json", manifest)
-    let_go(store)
+    # Counted by models, not rounds: those begin anew when a server is restarted.
+    manifests.save(store, models.seen, tensors, rings, **content)
 
 
 def _identity(models: Models) -> dict[str, Any]:
@@ -62,7 +50,7 @@ def _identity(models: Models) -> dict[str, Any]:
 def restore(models: Models, store: Segments) -> dict[str, Any] | None:
     """Put fresh models where the newest whole state in the folder was; its `extra`, or None if the
     folder holds no state."""
-    found, wrong = find(store)
+    found, wrong = manifests.find(store)
     if not found and wrong:
         raise RunError(f"No state in {store.folder} is whole: {'; '.join(wrong)}.")
     if not found:
@@ -83,21 +71,14 @@ def restore(models: Models, store: Segments) -> dict[str, Any] | None:
     return found[0].extra
 
 
-def _restore(models: Models, store: Segments, saved: Checkpoint) -> None:
-    manifest = saved.manifest
+def _restore(models: Models, store: Segments, saved: Saved) -> None:
+    content = saved.content
 
     def tensor(name: str) -> Tensor:
-        return store.read(manifest["vectors"], name)
+        return store.read(content["vectors"], name)
 
-    newest = {name: tensor(f"newest {name}").numpy() for name in manifest["arrays"]["newest"]}
-    models.lay_out(manifest["arrays"]["averaged"], newest)
+    newest = {name: tensor(f"newest {name}").numpy() for name in content["arrays"]["newest"]}
+    models.lay_out(content["arrays"]["averaged"], newest)
     models.newest = {name: np.array(array) for name, array in newest.items()}
-    watch = models.watch
-    assert watch is not None
-    rings: dict[str, Ring] = {}
-    for name in watch.averagers:
-        encode(watch.states[name], f"average {name}", {}, rings)  # finds the rings of averagers
-    for name, ring in {"past": watch.ring, **rings}.items():
-        ring.load(store, manifest["rings"][name]["segments"], manifest["rings"][name]["count"])
-    for name, state in watch.states.items():
-        watch.states[name] = decode(manifest["averages"][name], state, tensor, rings)
+    assert models.watch is not None
+    models.watch.load(content, store, tensor)

@@ -10,7 +10,7 @@ from math import isnan, nan
 from typing import Any, Protocol
 
 from wima.core.errors import UsageError
-from wima.runs.folder import Run
+from wima.runs.folder import Run, seconds_of
 from wima.runs.settings import Settings
 from wima.simulation.simulation import Record
 
@@ -81,7 +81,7 @@ def scalars(record: Record) -> dict[str, float]:
 
 def recorded(run: Run) -> Iterator[Record]:
     """The rounds in a run's folder, as they were when they happened."""
-    seconds = _seconds(run)
+    seconds = seconds_of(run.path)
     for line in run.records:
         metrics = {
             model: {name: nan if value is None else value for name, value in values.items()}
@@ -89,13 +89,3 @@ def recorded(run: Run) -> Iterator[Record]:
         }
         took = seconds.get(line["t"], nan)
         yield Record(line["t"], line.get("cohort", []), line.get("lr", nan), metrics, took)
-
-
-def _seconds(run: Run) -> dict[int, float]:
-    """Round -> how long it took, as far as that was written down."""
-    path = run.path / "times.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        return {line["t"]: float(line["seconds"]) for line in map(json.loads, lines)}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}.") from None

@@ -1,0 +1,61 @@
+"""Runs with made-up curves, and what a report says of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.micro.report import moving_mean
+from wima.experiments.sheet import Cell, Sheet
+
+ROUNDS = 60
+
+LAST = 40
+
+COLUMN, OTHER = "CIFAR-10 α = 0", "FEMNIST"
+
+
+def curves(seed: int, height: float = 0.6, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
+    """A jagged curve and its moving mean, which is a little higher."""
+    rng = np.random.default_rng(seed)
+    plain = np.clip(height + 0.05 * rng.normal(size=rounds), 0, 1)
+    return {"plain": plain, "wima10": moving_mean(plain, 10) + 0.02}
+
+
+def make_sheet(cells: list[Cell], **changes) -> Sheet:
+    fields = {
+        "name": "sota",
+        "title": "State of the art",
+        "shown": "Table 2",
+        "kind": "table",
+        "scale": "smoke",
+        "note": "60 rounds.",
+        "command": "wima paper sota --scale smoke",
+        "last": LAST,
+        "rows": ["FedAvg", "SCAFFOLD", "FedDyn"],
+        "columns": [COLUMN, OTHER],
+        "headings": ["plain", "WIMA"],
+        "cells": cells,
+    }
+    return Sheet(**{**fields, **changes})
+
+
+def data_of(report: Path) -> dict:
+    """The data inside the page."""
+    text = (report / "index.html").read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return json.loads(found[1])
+
+
+def numbers(report: Path) -> list[dict[str, str]]:
+    with (report / "data.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def place(report: Path, row: str, column: str, heading: str, seed: str = "") -> dict[str, str]:
+    wanted = {"row": row, "column": column, "heading": heading, "seed": seed}
+    return next(line for line in numbers(report) if wanted.items() <= line.items())

@@ -1,0 +1,23 @@
+"""A small task of clients that have different numbers of examples."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+
+import wima
+
+SIZES = (9, 20, 14, 5, 11, 8)
+OPTIONS = {"rounds": 6, "clients_per_round": 4, "lr": 0.1, "batch_size": 4, "seed": 2}
+
+
+def task_of(poison: int | None = None) -> wima.Task:
+    """Unequal clients; the examples of client `poison` are infinite."""
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(sum(SIZES), 6)).astype(np.float32)
+    y = draw.integers(0, 3, sum(SIZES))
+    test = (x.copy(), y)
+    data = wima.FederatedData(x, y, np.append(0, np.cumsum(SIZES)))
+    if poison is not None:
+        data.client(poison)[0][:] = np.inf
+    return wima.make_task(lambda: nn.Linear(6, 3), data, test)

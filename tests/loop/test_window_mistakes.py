@@ -1,0 +1,65 @@
+"""Mistakes with a window average are named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import wima
+from tests.helpers.modules import (
+    Odd,
+    net,
+)
+
+
+def frozen() -> nn.Module:
+    return Odd([((2,), torch.float32, "frozen")])
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (net, {"window": 0}, "window must be a positive integer, got 0"),
+        (net, {"window": []}, "got none"),
+        (net, {"every": 1.5}, "every must be a positive integer, got 1.5"),
+        (net, {"parts": "4.wieght"}, "Unknown part '4.wieght'; did you mean '4.weight'"),
+        (net, {"parts": "1.num_batches_tracked"}, "no floating tensor"),
+        (frozen, {}, "no trainable parameter"),
+        (lambda: nn.LazyLinear(3), {}, "weight has no shape yet"),
+        (
+            lambda: nn.ParameterList([torch.ones(2, dtype=torch.complex64)]),
+            {},
+            "0 is torch.complex64",
+        ),
+        (lambda: "model", {}, "Expected a torch module, got str"),
+        (net, {"folder": __file__}, "cannot hold"),
+        (net, {"folder": "/proc", "window": 10}, "cannot hold"),
+    ],
+)
+def test_mistakes_are_named(model, options, message):
+    with pytest.raises(wima.UsageError, match=message):
+        wima.WindowAverage(model(), **options)
+
+
+def test_a_file_that_the_disk_cannot_hold_is_refused_at_once(tmp_path):
+    with pytest.raises(wima.UsageError, match=r"cannot hold \d+\.\d GB of past models"):
+        wima.WindowAverage(net(), window=10**12, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_changes_of_the_model_are_named():
+    model = Odd([((2,), torch.float32, "trained"), ((3,), torch.float32, "frozen")])
+    average = wima.WindowAverage(model, 3)
+    model.t1.requires_grad_(True)
+    with pytest.raises(wima.UsageError, match="t1 was frozen and is now trained"):
+        average.update()
+    model.t1.requires_grad_(False)
+    model.double()
+    with pytest.raises(wima.UsageError, match=r"t0 was float32 \(2,\).*is now float64 \(2,\)"):
+        average.update()
+    with pytest.raises(wima.UsageError, match="does not fit the other model"):
+        average.copy_to(nn.Linear(2, 2))
+    with pytest.raises(wima.UsageError, match="the last 3 models are kept"):
+        average.tensors(4)

@@ -1,0 +1,45 @@
+"""Runs in every state, and the report on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.micro.report import write_run
+from tests.helpers.reports import (
+    COLUMN,
+    OTHER,
+    ROUNDS,
+    curves,
+    make_sheet,
+)
+from wima.experiments.sheet import Cell, write_sheet
+from wima.report.measure import Measure
+from wima.report.write import write_report
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory) -> Path:
+    """FedAvg with three seeds, SCAFFOLD with one done and one at half, FedDyn diverged; gaps."""
+    folder = tmp_path_factory.mktemp("reports") / "pool"
+    models = {"plain": "plain", "WIMA": "wima10"}
+    runs = [("FedAvg", COLUMN, seed, ROUNDS, "done") for seed in (0, 1, 2)]
+    runs += [("SCAFFOLD", COLUMN, 0, ROUNDS, "done"), ("SCAFFOLD", COLUMN, 1, 30, "interrupted")]
+    runs += [("SCAFFOLD", OTHER, 0, 20, "interrupted"), ("FedDyn", COLUMN, 0, 12, "diverged")]
+    cells = []
+    for number, (row, column, seed, rounds, state) in enumerate(runs):
+        name = f"{row.lower()}-{number}"
+        settings = {"rounds": ROUNDS, "seed": seed, "algorithm": row.lower()}
+        write_run(folder / name, settings, curves(number, rounds=rounds), state)
+        cells.append(Cell(row, column, seed, name, models))
+    cells.append(Cell("FedAvg", OTHER, 0, "not-there", models))
+    write_sheet(make_sheet(cells), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def report(pool: Path) -> Path:
+    out = pool.parent / "report"
+    write_report([pool], out, Measure(target=0.65))
+    return out

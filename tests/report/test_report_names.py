@@ -1,0 +1,68 @@
+"""Whatever runs and sheets are called, a report shows their names as text, in its own folder."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from xml.etree import ElementTree
+
+import numpy as np
+
+from benchmarks.micro.report import write_run
+from tests.helpers.reports import (
+    ROUNDS,
+    curves,
+    data_of,
+    make_sheet,
+)
+from wima.experiments.sheet import Cell, write_sheet
+from wima.report.write import write_report
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def test_names_from_run_folders_cannot_leave_the_data(tmp_path):
+    name = "<script>alert(1)<!--"
+    settings = {"rounds": ROUNDS, "data": "<b>&amp;\\textbf{x}|`"}
+    write_run(tmp_path / "in" / name, settings, {"plain": curves(0)["plain"], EVIL: np.ones(3)})
+    cell = Cell(EVIL, EVIL, 0, name, {"plain": "plain", EVIL: EVIL})
+    fields = {"rows": [EVIL], "columns": [EVIL], "headings": ["plain", EVIL]}
+    sheet = make_sheet([cell], **fields, title=EVIL, note=EVIL, command=EVIL)
+    write_sheet(sheet, tmp_path / "in")
+    write_report([tmp_path / "in"], tmp_path / "out")
+    text = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert len(re.findall("<script", text)) == 2 and "alert(1)<" not in text
+    assert data_of(tmp_path / "out")["tables"][0]["title"] == EVIL
+    assert "<script" not in (tmp_path / "out" / "tables" / "sota.md").read_text().replace("\\<", "")
+
+
+def test_a_sheet_cannot_write_outside_the_report(tmp_path):
+    write_run(tmp_path / "in" / "run", {"rounds": ROUNDS}, curves(0))
+    cell = Cell("a", "b", 0, "run", {"plain": "plain"})
+    names = {"rows": ["a"], "columns": ["b"], "headings": ["plain"]}
+    sheet = make_sheet([cell], name="sota", **names)
+    path = write_sheet(sheet, tmp_path / "in")
+    path.write_text(path.read_text().replace('"name": "sota"', '"name": "../../sota"'))
+    shutil.copy(path, tmp_path / "in" / "again.sheet.json")
+    write_report([tmp_path / "in"], tmp_path / "out")
+    tables = sorted(p.name for p in (tmp_path / "out" / "tables").glob("*.md"))
+    assert tables == ["sota-2.md", "sota.md"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_name_that_is_no_text_is_written_all_the_same(tmp_path):
+    odd = tmp_path / "in" / "caf\udce9"
+    write_run(odd, {"rounds": ROUNDS}, curves(0))
+    (odd / "environment.json").write_text('{"processor": NaN, "python": "\\ud800"}')
+    write_report([tmp_path / "in"], tmp_path / "out")
+    assert data_of(tmp_path / "out")["runs"][0]["name"] == str(odd)
+
+
+def test_a_sheet_with_names_that_no_font_has_is_drawn(tmp_path):
+    write_run(tmp_path / "in" / "run", {"rounds": ROUNDS}, curves(0))
+    cell = Cell("行 \ud800", "$\x01^", 0, "run", {"plain": "plain"})
+    names = {"rows": [cell.row], "columns": [cell.column], "headings": ["plain"]}
+    write_sheet(make_sheet([cell], title="_$\ud800", **names), tmp_path / "in")
+    write_report([tmp_path / "in"], tmp_path / "out")
+    ElementTree.parse(tmp_path / "out" / "figures" / "sota.svg")
+    assert data_of(tmp_path / "out")["tables"][0]["rows"] == [cell.row]

@@ -1,0 +1,128 @@
+"""Manifests: which segments make up a saved state, with their checksums.
+
+A manifest is a file such as `000000120.json`.  The two newest ones are kept, with the segments that
+they need; of large states only what changed since the last one is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from wima.core.errors import RunError, UsageError
+from wima.storage.files import replace_text
+from wima.storage.ring import Ring
+from wima.storage.segments import Segments
+
+FORMAT = 1
+KEPT = 2
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+
+
+class Saved(NamedTuple):
+    """A manifest that is intact, with all of its segments."""
+
+    t: int
+    identity: dict[str, Any]  # what must be the same for the state to be used
+    extra: dict[str, Any]  # what the caller added
+    content: dict[str, Any]
+
+
+def save(
+    store: Segments,
+    t: int,
+    tensors: Mapping[str, Tensor],
+    rings: Mapping[str, Ring],
+    **content: Any,
+) -> None:
+    """Write a state after t updates as one manifest, then remove what is no longer needed.
+
+    content: JSON; `identity` and `extra` among it, and `clients`, a list of segments, if there are.
+    """
+    manifest = {
+        "format": FORMAT,
+        "t": t,
+        "clients": [],
+        **content,
+        "vectors": store.write("vectors", tensors),
+        "rings": {
+            name: {"count": ring.count, "segments": ring.save(store, "ring")}
+            for name, ring in rings.items()
+        },
+    }
+    manifest["sums"] = {name: store.sums[name] for name in segments_of(manifest)}
+    write_manifest(store.folder / f"{t:09d}.json", manifest)
+    prune(store)
+
+
+def segments_of(manifest: Mapping[str, Any]) -> list[str]:
+    """The segments that a manifest needs."""
+    rings = [name for ring in manifest["rings"].values() for name in ring["segments"]]
+    return list(dict.fromkeys([manifest["vectors"], *rings, *manifest["clients"]]))
+
+
+def prune(store: Segments) -> None:
+    """Remove old manifests, then segments that no manifest needs."""
+    paths = manifests(store.folder)
+    needed: set[str] = set()
+    for path in paths[:KEPT]:
+        with contextlib.suppress(RunError, UsageError, *MALFORMED):
+            needed.update(segments_of(read_manifest(path, FORMAT)))
+    for path in paths[KEPT:]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    store.keep(needed)
+
+
+def manifests(folder: Path) -> list[Path]:
+    """The manifests in a folder, newest first."""
+    return sorted(folder.glob("[0-9]*.json"), reverse=True)
+
+
+def find(store: Segments) -> tuple[list[Saved], list[str]]:
+    """Intact states, newest first, and what is wrong with the others."""
+    found, wrong = [], []
+    for path in manifests(store.folder):
+        try:
+            content = read_manifest(path, FORMAT)
+            for name in segments_of(content):
+                store.verify(name, content["sums"][name])
+            t, identity, extra = (content[key] for key in ("t", "identity", "extra"))
+            found.append(Saved(int(t), dict(identity), dict(extra), content))
+        except RunError as error:
+            wrong.append(str(error))
+        except MALFORMED as error:
+            wrong.append(f"{path} is damaged: {type(error).__name__}: {error}")
+    return found, wrong
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Write JSON and its checksum, in place of what was there; its segments are on the disk."""
+    body = json.dumps(manifest)
+    replace_text(path, f"{body}\n{_checksum(body)}\n")
+
+
+def read_manifest(path: Path, number: int) -> dict[str, Any]:
+    """A manifest, intact and of the format with this number."""
+    try:
+        body, checksum, end = path.read_text(encoding="utf-8").split("\n")
+        manifest = json.loads(body)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+    if checksum != _checksum(body) or end or not isinstance(manifest, dict):
+        raise RunError(f"{path} is damaged: it has another checksum")
+    if manifest.get("format") != number:
+        raise UsageError(
+            f"{path} has format {manifest.get('format')!r}, this version reads {number}."
+        )
+    return manifest
+
+
+def _checksum(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()
