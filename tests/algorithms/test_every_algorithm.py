@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from math import isfinite
 from pathlib import Path
 
@@ -84,7 +84,11 @@ def test_server_optimizers_are_chosen_by_name(records, choice, made):
     common = {"rounds": 3, "clients_per_round": settings.clients_per_round, "lr": settings.lr}
     averagers = [wima.WIMA(2), wima.EMA(0.5)]
     expected = wima.run(
-        build_task(settings), server_opt=made, averagers=averagers, **common, **settings.sgd
+        build_task(settings),
+        server_opt=made,
+        averagers=averagers,
+        **common,
+        **asdict(settings.part(wima.LocalSGD)),
     )
     assert [record["metrics"] for record in run] == [r.metrics for r in expected.records]
 

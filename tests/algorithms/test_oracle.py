@@ -22,6 +22,7 @@ from wima import SGD, Adagrad, Adam, FederatedData, LocalSGD, Momentum, Task, Yo
 from wima.data.batches import batches
 from wima.engine.base import Setup, first_state
 from wima.engine.processes import Processes
+from wima.engine.rounds import Pool
 
 SEED, SIZES = 5, (3, 14, 8, 5, 11, 6)
 CLIENT = {"batch_size": 3, "epochs": 1, "weight_decay": 0.01}  # K_i = 1, 5, 3, 2, 4, 2
@@ -152,11 +153,13 @@ def expected(name: str, task_of, rounds: int, weighting: str, decay: float = 1.0
     return CASES[name].expected(problem)
 
 
-class Lasting:
+class Lasting(Pool):
     """A pool of worker processes that outlives a run: starting one takes seconds.
 
     Workers are told the task, local SGD and the seed; the algorithm stays in this process.
     """
+
+    runs_ahead = True
 
     def __init__(self, task: Task) -> None:
         setup = Setup(task, wima.FedAvg(), SGD(), LocalSGD(**CLIENT), "examples", SEED)

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import wima
+from tests.helpers.plain_twins import plain_crop_and_flip
 from wima.core.errors import UsageError
-from wima.data.augment import crop_and_flip, crop_and_flip_alike, crop_and_flip_plainly
+from wima.data.augment import crop_and_flip, crop_and_flip_alike
 from wima.data.federated import FederatedData
 from wima.data.sets.cifar import cifar10_images, cifar100_images
 from wima.data.transform import Characters, Images, Ink
@@ -46,7 +47,7 @@ def test_the_fast_crops_equal_their_plain_twin_bit_for_bit(shape, dtype):
     x = images(*shape).to(dtype)
     for step in range(10):
         fast = crop_and_flip(x, (*ADDRESS, step))
-        assert torch.equal(fast, crop_and_flip_plainly(x, (*ADDRESS, step)))
+        assert torch.equal(fast, plain_crop_and_flip(x, (*ADDRESS, step)))
         assert fast.dtype == dtype and fast.shape == x.shape
 
 

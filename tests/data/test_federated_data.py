@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from wima.core.errors import UsageError
+from wima.core.errors import RunError, UsageError
 from wima.data import FederatedData, load, load_npz
 from wima.data.batches import LocalSGD, batches, tensors
 from wima.data.mapped import read_rows
@@ -176,7 +176,7 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(json, "dumps", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RunError, match="No space left"):
         three_clients().save(tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
 

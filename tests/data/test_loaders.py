@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.fedjax_files import FEMNIST_FILES, femnist_folder, write_fedjax, writer
 from wima.core.errors import UsageError
-from wima.data.cache import check_pool
+from wima.data.cache import check_raw_data
 from wima.data.sets.cifar import read_cifar10, read_cifar100
 from wima.data.sets.femnist import read_femnist
 from wima.data.sets.shakespeare import read_shakespeare, rows
@@ -84,7 +84,7 @@ def test_a_missing_cifar_file_is_named(cifar_copy):
 def test_a_label_that_cannot_be_is_refused(cifar_copy, read, file, at, label, message):
     folder = cifar_copy(file, at=at, byte=label)
     with pytest.raises(UsageError, match=rf"{folder}.*{message}"):
-        check_pool(read(folder), folder)
+        check_raw_data(read(folder), folder)
 
 
 def archive(path, names):

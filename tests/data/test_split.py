@@ -9,7 +9,7 @@ from tests.helpers.commands import printed
 from wima import data
 from wima.core.errors import UsageError
 from wima.data.sets.digits import digits, load_digits_split
-from wima.data.splits.labels import by_user, dirichlet, iid, one_class, split
+from wima.data.splits.labels import as_names, dirichlet, iid, one_class, split
 
 CIFAR10 = np.repeat(np.arange(10), 5_000)  # 50,000 labels, 5,000 of each class, as CIFAR-10 has
 UNEQUAL = np.repeat([3, 5, 8], [700, 200, 101])  # labels need be neither balanced nor 0, 1, 2, ...
@@ -156,11 +156,10 @@ def test_dirichlet_takes_random_examples_of_a_class():
     assert np.abs(np.corrcoef(inside, np.arange(5_000))[0, 1]) < 5 / np.sqrt(5_000)
 
 
-def test_by_user_numbers_users_in_sorted_order():
-    assert by_user(["mia", "ann", "mia", "zoe"]).tolist() == [1, 0, 1, 2]
-    assert by_user(np.array([b"b", b"a"])).tolist() == [1, 0]
-    assert by_user(np.array(["b", "a"], dtype=object)).tolist() == [1, 0]
-    assert by_user([30, 7, 30]).tolist() == [1, 0, 1]
+def test_names_of_clients_are_text_or_integers():
+    assert as_names(np.array([b"b", b"a"])).tolist() == ["b", "a"]
+    assert as_names(np.array(["b", "a"], dtype=object)).tolist() == ["b", "a"]
+    assert as_names([30, 7, 30]).tolist() == [30, 7, 30]
 
 
 @pytest.mark.parametrize(
@@ -172,9 +171,9 @@ def test_by_user_numbers_users_in_sorted_order():
         ([0.5, 1.5], "text or integers, got float64"),
     ],
 )
-def test_by_user_refuses_what_is_no_list_of_names(users, message):
+def test_what_is_no_list_of_names_is_refused(users, message):
     with pytest.raises(UsageError, match=message):
-        by_user(users)
+        as_names(users)
 
 
 @pytest.mark.parametrize("alpha", [-1.0, float("nan"), float("inf"), "0.5", True])

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from tests.helpers.plain_twins import plain_lstm
 from wima import Flat, UsageError
 from wima.models import BY_NAME, FemnistCNN, LeNet, ResNet20, ShakespeareLSTM
-from wima.models.lstm import LSTM, fused_lstm, plain_lstm
+from wima.models.lstm import LSTM, fused_lstm
 from wima.models.resnet import PadShortcut
 from wima.task.workspace import _is_random
 

@@ -1,7 +1,4 @@
-"""The scripts of the report's page under node: their syntax, what they compute, and that they run.
-
-node has no browser; the scripts get a fake one, whose elements only keep what is put into them.
-"""
+"""The scripts of the report's page, under node with a fake browser: syntax, results, no crash."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
+import numpy as np
 import pytest
 
 from wima.report.page import FOLDER, SCRIPTS
@@ -20,34 +17,27 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is no
 SOURCE = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
 HARNESS = """
 const curve = { first: 1, step: 2, v: [10, 30, null, 20] }, curves = { plain: curve, wima2: curve };
-const run = { name: "run-0", state: "done", done: 7, rounds: 7, seed: 0, seconds: 75, own: {},
-  algorithm: "fedavg", data: "digits", settings: "", machine: 0, curves };
+const run = { name: "run-0", state: "done", done: 7, rounds: 7, seconds: 75, own: {}, curves };
 const entry = { mean: 61.25, deviation: 0.5, text: "", seeds: 1, basis: "1 seed", jitter: 1.5,
   jump: 2, forgetting: 0.5, reached: [7], members: [[0, 0, "plain"], [1, -1, "plain"]] };
 const more = { gain: [2, 1, "rounds", 4], paper: 60, where: "Table 2", remark: "printed twice" };
 const entries = [{ ...entry, at: [0, 0, 0] }, { ...entry, ...more, at: [0, 0, 1] }];
-const table = (columns) => ({ title: "Own", kind: "table", command: "wima run digits", slug: "own",
-  last: 4, rows: ["FedAvg"], columns, headings: ["plain", "WIMA"], entries });
-const data = { measure: { title: "accuracy", share: true, digits: 2, sign: 1, target: 60 },
-  tables: [table(["digits"]), table(["digits", "FEMNIST"])], runs: [run], machines: [{ cores: 2 }],
-  omitted: [["a", "b"]], facts: { made: "today", version: "1", command: "wima report" }, files: {} };
-
-const listeners = [], anything = () => new Proxy(() => anything(), { get: anything });
-const listen = (name, listener) => listeners.push([name, listener]);
+const table = (columns) => ({ last: 4, rows: ["r"], columns, headings: ["plain", "ema"], entries });
+const data = { measure: { title: "loss", digits: 2, sign: -1, target: 60 }, facts: {}, files: {},
+  tables: [table(["a"]), table(["a", "b"])], runs: [run], machines: [{}], omitted: [["a", "b"]] };
+const anything = () => new Proxy(() => anything(), { get: anything }); // any property, any call
 const loose = { style: anything(), classList: anything(), clientWidth: 400, clientHeight: 300 };
+const listeners = [], addEventListener = (...args) => listeners.push(args);
 class Element {
   constructor(tag) { Object.assign(this, loose, { tag, children: [], value: "", dataset: {} }); }
-  setAttribute(name, value) { this[name] = value; }
-  addEventListener(name, listener) { listen(name, listener); }
-  append(...children) { this.children.push(...children); }
-  replaceChildren(...children) { this.children = children; }
+  setAttribute(name, to) { this[name] = to; } addEventListener(...args) { listeners.push(args); }
+  append(...added) { this.children.push(...added); } replaceChildren(...c) { this.children = c; }
   querySelectorAll(tag) { return this.children.flatMap((child) => child instanceof Element
     ? [...(child.tag === tag ? [child] : []), ...child.querySelectorAll(tag)] : []); }
   querySelector(tag) { return this.querySelectorAll(tag)[0]; }
   set textContent(text) { this.children = [text]; }
   get textContent() { return this.children.map((child) => child.textContent ?? child).join(""); }
-  getBoundingClientRect() { return { left: 0, top: 0 }; }
-  getContext() { return new Proxy({}, { get: () => () => {} }); }
+  getContext() { return anything(); } getBoundingClientRect() { return { left: 0, top: 0 }; }
   remove() {} close() {} showModal() {} observe() {} unobserve() {}
 }
 const make = (tag) => new Element(tag), named = { data: { textContent: JSON.stringify(data) } };
@@ -56,28 +46,74 @@ const document = { getElementById: (id) => (named[id] ??= make(id)), createEleme
 const fire = (name, key = "") => [...listeners].forEach(([on, listener]) => on === name
   && listener({ key, target: make("input"), preventDefault() {}, clientX: 99, clientY: 99 }));
 const input = JSON.parse(require("fs").readFileSync(0, "utf8")), vm = require("vm");
-const context = vm.createContext({ document, fire, named, addEventListener: listen, window: {},
-  navigator: { clipboard: { writeText: async () => {} } }, getSelection: anything,
-  ResizeObserver: Element, IntersectionObserver: Element, matchMedia: () => make("media"),
-  getComputedStyle: () => ({}), requestAnimationFrame: (draw) => { draw(); }, ...input.names });
-vm.runInContext(input.script, context);
-console.log(JSON.stringify(vm.runInContext(input.code, context)));
+const page = vm.createContext({ ...input.names, document, fire, named, window: {}, addEventListener,
+  getSelection: anything, getComputedStyle: anything, matchMedia: anything, navigator: anything(),
+  ResizeObserver: Element, IntersectionObserver: Element, requestAnimationFrame: (f) => f() });
+vm.runInContext(input.script, page);
+console.log(JSON.stringify(vm.runInContext(input.code, page)));
 """
 EVERYTHING = """["beforeprint", "pointermove"].forEach((name) => fire(name));
-["ArrowLeft", "ArrowUp", "End", "Escape", "h", "ArrowDown", "h"].forEach((key) => fire("keydown", key));
-["input", "change", "pointerleave", "click", "afterprint"].forEach((name) => fire(name));
+["ArrowLeft", "ArrowUp", "End", "Escape", "h", "Home", "h"].forEach((key) => fire("keydown", key));
+["input", "change", "pointerleave", "click", "click", "afterprint"].forEach((name) => fire(name));
 named.main.textContent"""
 
 
-def node(*arguments: str, text: str = "") -> tuple[str, str]:
-    command = ["node", *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30)
-    return done.stdout, done.stderr
+def node(*arguments: str, given: str = "") -> str:
+    command, options = ["node", *arguments], {"capture_output": True, "encoding": "utf-8"}
+    done = subprocess.run(command, input=given, timeout=60, check=False, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def js(code: str, script: str = SOURCE, **names: Any) -> Any:
     """The value of an expression after the page's script ran; `names` are its variables."""
     sent = json.dumps({"script": script, "code": code, "names": names})
-    printed, errors = node("-e", HARNESS, text=sent)
-    assert errors == ""
-    return json.loads(printed)
+    return json.loads(node("-e", HARNESS, given=sent))
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.js")), ids=lambda path: path.name)
+def test_a_script_has_no_syntax_error_and_is_part_of_the_page(path: Path) -> None:
+    assert node("--check", str(path)) == "" and path.name in SCRIPTS
+
+
+def test_the_page_is_built_and_every_control_works() -> None:
+    assert "61.25 ± 0.50" in js(EVERYTHING)
+
+
+def test_an_undeclared_variable_in_a_function_is_found() -> None:
+    with pytest.raises(AssertionError, match="ReferenceError: rough is not defined"):
+        js(EVERYTHING, SOURCE.replace("const rough =", "const other ="))
+
+
+def test_numbers_have_a_true_minus_sign_and_zero_has_none() -> None:
+    written = js("[format(-1.234), format(-0.001), format(2, true), short(-0.1 - 0.2)]")
+    assert written == ["\N{MINUS SIGN}1.23", "0.00", "+2.00", "\N{MINUS SIGN}0.3"]
+
+
+def test_ticks_are_round_numbers_on_the_axis() -> None:
+    axes = [(0.3, 1, 0), (7, 97, 0), (0.5, 2000, 0), (0.3, 1, 1), (7, 97, 1), (1e-7, 1e3, 1)]
+    found = js("axes.map(([low, high, log]) => ticks(low, high, log, 6))", axes=axes)
+    for (low, high, log), ticks in zip(axes, found, strict=True):
+        assert 2 <= len(ticks) <= 15 and low <= min(ticks) and max(ticks) <= high
+        numbers = ticks if log and high / low > 4 else np.diff(ticks)  # short axes are linear
+        assert {f"{number:.4e}"[:6] for number in numbers} <= {"1.0000", "2.0000", "5.0000"}
+
+
+def test_the_nearest_round_is_that_of_a_search_through_all() -> None:
+    x, pixels = [1, 2, 3, 10, 50, 51], list(range(170))
+    found = js("pixels.map((pixel) => nearest(x, pixel, (t) => 3 * t))", x=x, pixels=pixels)
+    assert found == [int(np.abs(3 * np.array(x) - pixel).argmin()) for pixel in pixels]
+
+
+def test_smoothing_is_the_mean_of_the_last_rounds_and_keeps_gaps() -> None:
+    t, v = [1, 2, 4, 8, 9, 10], [100, 300, None, 200, 600, 400]  # hundredths
+    seen = [[w for s, w in zip(t, v, strict=True) if now - 3 < s <= now and w] for now in t]
+    means = [value and np.mean(last) / 100 for value, last in zip(v, seen, strict=True)]
+    assert js("smoothed({ t, v }, 3).y", t=t, v=v) == pytest.approx(means)
+
+
+def test_what_has_no_number_is_sorted_last() -> None:
+    entries = [{"mean": value} for value in (2, None, 3, 1)]
+    sort = "[1, -1].map((way) => TableView.prototype.sorted.call({ sort: [0, way] }, entries))"
+    found = [[entry["mean"] for entry in order] for order in js(sort, entries=entries)]
+    assert found == [[1, 2, 3, None], [3, 2, 1, None]]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import t as student_t
 from scipy.stats import ttest_rel
 
+from wima.core.statistics import student_margin
 from wima.report.statistics import (
     LEAST,
     Curve,
@@ -23,7 +24,6 @@ from wima.report.statistics import (
     over_seeds,
     reached,
     score,
-    student,
     thinned,
 )
 
@@ -108,8 +108,10 @@ def test_one_seed_has_a_mean_and_no_deviation():
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 4, 9, 30, 1000])
-def test_student_is_the_two_sided_95_percent_quantile(freedom):
-    assert student(freedom) == pytest.approx(student_t.ppf(0.975, freedom))
+def test_students_margin_has_the_two_sided_95_percent_quantile(freedom):
+    values = np.arange(freedom + 1.0)
+    error = values.std(ddof=1) / sqrt(len(values))
+    assert student_margin(values) == pytest.approx(student_t.ppf(0.975, freedom) * error)
 
 
 def test_gain_over_seeds_is_the_paired_t_test():
@@ -164,7 +166,7 @@ def coverage(memory: float, length: int = 100, count: int = 4000) -> float:
 def naive_coverage(memory: float, length: int = 100, count: int = 4000) -> float:
     """The same for an interval that takes rounds as independent."""
     series = autoregressive(memory, length, count)
-    half = student(length - 1) * series.std(axis=1, ddof=1) / sqrt(length)
+    half = student_t.ppf(0.975, length - 1) * series.std(axis=1, ddof=1) / sqrt(length)
     return float(np.mean(np.abs(series.mean(axis=1)) <= half))
 
 

@@ -227,7 +227,7 @@ def test_a_run_whose_process_died_is_exported_as_interrupted(diary, tmp_path):
 
 def test_a_run_that_goes_on_is_not_exported(run, diary):
     lock = Lock(run)
-    with pytest.raises(UsageError, match="goes on; wait for its end"):
+    with pytest.raises(UsageError, match="is still running; wait for its end"):
         list(export([run], ["diary"]))
     lock.release()
     assert diary == []

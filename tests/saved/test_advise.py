@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers.paths import ROOT
 from wima.core.errors import RunError, UsageError
+from wima.core.statistics import student_margin
 from wima.saved.advise import (
     advise,
     best_of,
@@ -18,7 +19,6 @@ from wima.saved.advise import (
     compare,
     default_windows,
     end_points,
-    interval,
     verdict,
 )
 from wima.saved.evaluate import Command
@@ -89,14 +89,14 @@ def test_a_difference_within_the_noise_is_not_called_a_gain():
     assert best_of(rows).rule == Window(2)
     assert "it is not shown that averaging helps" in verdict(rows)[1]
     one = compare({rule: own[:1] for rule, own in values.items()}, minimize=False)
-    assert one[1].margin is None and "nothing is known of the uncertainty" in verdict(one)[1]
+    assert np.isnan(one[1].margin) and "nothing is known of the uncertainty" in verdict(one)[1]
 
 
 def test_the_interval_is_students_and_grows_with_the_number_of_candidates():
     gains = np.array([1.0, 2.0, 4.0])
     t_two_sided_5_percent_2_degrees = 4.302653
     expected = t_two_sided_5_percent_2_degrees * gains.std(ddof=1) / np.sqrt(3)
-    assert interval(gains, 0.05) == pytest.approx(expected, rel=1e-6)
+    assert student_margin(gains) == pytest.approx(expected, rel=1e-6)
     values = {Window(1): [0.0, 0.0, 0.0], Window(2): list(gains)}
     many = {**values, **{Window(n): [0.0, 1.0, 0.0] for n in range(3, 9)}}
     assert compare(values, False)[1].margin == pytest.approx(expected, rel=1e-6)
@@ -120,7 +120,7 @@ def test_the_candidates_that_equal_the_best_are_named():
         Decay(0.5): [0.7, 0.72, 0.71, 0.7],
     }
     told = verdict(compare(values, minimize=False))
-    assert told[-1] == "Not to be told from the best with these end points: W = 5."
+    assert told[-1] == "Indistinguishable from the best with these end points: W = 5."
 
 
 # The command that evaluates.

@@ -27,7 +27,7 @@ class Past(Protocol):
 
 
 class Averager:
-    """The base of all averagers: what is averaged, and how the result is called.
+    """The base of all averagers: what is averaged, and the name of the result.
 
     part: "all"; "classifier" or "features" take that part from the average and the other one from
     the newest model.  Subclasses are frozen dataclasses; those with parts have it as a field.

@@ -63,7 +63,7 @@ class SWA(Averager):
         if t < self.start:
             state.mean.copy_(w)
         elif self._collects(t):
-            if n == 0:  # the copy that stood in for the first model goes
+            if n == 0:  # drop the copy that stood in for the first model
                 state.mean.copy_(w)
             else:
                 state.mean.add_((w - state.mean) / (n + 1))

@@ -55,7 +55,7 @@ class Watch:
     def load(
         self, saved: Mapping[str, Any], store: Segments, tensor: Callable[[str], Tensor]
     ) -> None:
-        """Become what `encode` and `manifests.save` wrote; tensor: name -> what was stored."""
+        """Restore what `encode` and `manifests.save` wrote; tensor: name -> what was stored."""
         rings: dict[str, Ring] = {}
         self.encode({}, rings)  # finds the rings of averagers
         for name, ring in rings.items():

@@ -25,7 +25,7 @@ def advice_table(rows: Sequence[Row], metric: str) -> Table:
     for row in rows:
         plain = row is rows[0]
         gain = "" if plain else f"{row.gain:+.5f}"
-        margin = "" if plain or row.margin is None else f"{row.margin:.5f}"
+        margin = "" if plain or ends == 1 else f"{row.margin:.5f}"
         table.add_row(row.rule.name, f"{row.mean:.5f}", f"{row.deviation:.5f}", gain, margin)
     return table
 

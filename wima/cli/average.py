@@ -123,19 +123,11 @@ def _show(rows: list[Row], metric: str, out: Path, force: bool) -> None:
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[float], None]]:
-    """A progress bar on a terminal; calls with the share that is done move it."""
-    from rich import progress
-    from rich.console import Console
+    """A progress bar, and the function that sets it to the share that is done."""
+    from rich.progress import TaskProgressColumn
 
-    console = Console()
-    columns = (progress.TextColumn(what), progress.BarColumn(bar_width=None))
-    with progress.Progress(
-        *columns,
-        progress.TaskProgressColumn(),
-        progress.TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    ) as bar:
+    from wima.core.progress import progress_bar
+
+    with progress_bar(what, TaskProgressColumn()) as bar:
         task = bar.add_task(what, total=1.0)
         yield lambda share: bar.update(task, completed=share)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from wima.cli.arguments import NewFolder, Overrides, Source
 from wima.core.errors import check
 
 app = typer.Typer(help="Run on Flower: see docs/flower-app.md.", no_args_is_help=True)
@@ -15,11 +15,9 @@ app = typer.Typer(help="Run on Flower: see docs/flower-app.md.", no_args_is_help
 
 @app.command()
 def run(
-    source: Annotated[str, typer.Argument(metavar="NAME", help="A preset, or a .toml file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+    source: Source,
+    overrides: Overrides = None,
+    out: NewFolder = None,
     robust: Annotated[bool, typer.Option(help="Leave out updates that make no sense.")] = True,
     round_seconds: Annotated[float, typer.Option(help="Longest wait for a round's answers.")] = 600,
 ) -> None:

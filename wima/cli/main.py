@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from wima.cli.arguments import NewFolder, Overrides, Source
 from wima.cli.average import advise, average
 from wima.cli.data import app as data_app
 from wima.cli.flower import app as flower_app
@@ -45,8 +46,7 @@ def _common(
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0, out: NewFolder = None
 ) -> None:
     """Watch the window average beat FedAvg on real digits, in under a minute."""
     from wima.runs.folder import free_path
@@ -59,13 +59,7 @@ def demo(
 
 
 @app.command()
-def run(
-    source: Annotated[str, typer.Argument(metavar="NAME", help="A preset, or a .toml file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
-) -> None:
+def run(source: Source, overrides: Overrides = None, out: NewFolder = None) -> None:
     """Run a preset or a settings file, for example: wima run digits lr=0.05 window=10,50"""
     from wima.runs.launch import default_path
     from wima.runs.settings import load_settings
@@ -80,9 +74,9 @@ def resume(
 ) -> None:
     """Go on with a run that was interrupted, killed or failed, to the same result."""
     from wima.cli.show import show
-    from wima.runs.launch import resume as go_on
+    from wima.runs import launch
 
-    show(go_on(path), path)
+    show(launch.resume(path), path)
 
 
 @app.command()
@@ -158,7 +152,7 @@ def _run_and_show(settings: object, path: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends with 2, a failed run with 1."""
+    """Run the command line; a user's mistake exits with 2, a failed run with 1."""
     try:
         app()
     except UsageError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from wima.cli.arguments import Source
 from wima.core.errors import RunError, unknown
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def paper(
     listed = parse_seeds(seeds) if seeds else chosen.seeds
     kept = only.split(",") if only else []
     sheet, runs = expand(label, experiment, scale, chosen, listed, _command(), kept)
-    _play(sheet, runs, out or Path("runs") / scale, jobs, dry_run)
+    _execute(sheet, runs, out or Path("runs") / scale, jobs, dry_run)
 
 
 def sweep(
-    source: Annotated[str, typer.Argument(metavar="NAME", help="A preset, or a .toml file.")],
+    source: Source,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of all runs.")
     ] = None,
@@ -72,31 +73,31 @@ def sweep(
 
     listed = parse_seeds(seeds or "0")
     sheet, runs = expand_grid(name, source, overrides or [], grid or [], listed, _command())
-    _play(sheet, runs, out or Path("runs") / name, jobs, dry_run)
+    _execute(sheet, runs, out or Path("runs") / name, jobs, dry_run)
 
 
 def _command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def _play(sheet: Sheet, runs: list[Job], folder: Path, jobs: int | None, dry: bool) -> None:
+def _execute(sheet: Sheet, runs: list[Job], folder: Path, jobs: int | None, dry: bool) -> None:
     from wima.core.machine import cores
     from wima.experiments.live import follow, summary
     from wima.experiments.sheet import write_sheet
     from wima.experiments.sweep import Sweep
     from wima.runs.launch import Interrupted
 
-    played = Sweep(runs, folder, jobs or cores())
+    runner = Sweep(runs, folder, jobs or cores())
     if dry:
-        for state in played.states:
+        for state in runner.states:
             print(f"{state.state:<11} {state.job.name}")
         return
     write_sheet(sheet, folder)
-    follow(played)
-    again = "The same command goes on with what is left."
-    if played.stopping:
-        raise Interrupted(f"{summary(played)}\n{again}")
-    failed = [s for s in played.states if s.state not in ("done", "diverged")]
+    follow(runner)
+    again = "The same command resumes what is left."
+    if runner.stopping:
+        raise Interrupted(f"{summary(runner)}\n{again}")
+    failed = [s for s in runner.states if s.state not in ("done", "diverged")]
     if failed:
-        raise RunError(f"{summary(played)}\n{again}")
-    print(f"{summary(played)}\n`wima report {folder} --out REPORT` shows them.")
+        raise RunError(f"{summary(runner)}\n{again}")
+    print(f"{summary(runner)}\n`wima report {folder} --out REPORT` shows them.")

@@ -1,4 +1,4 @@
-"""Whether a value is the number it should be; bool is not one."""
+"""Checks of arguments; a bool does not count as a number."""
 
 from __future__ import annotations
 

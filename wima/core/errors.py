@@ -1,4 +1,4 @@
-"""What users see when something they gave cannot be used."""
+"""The errors that users see."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 class UsageError(ValueError):
-    """A mistake in what was asked for: says what was expected, what came, and what to do."""
+    """A user's mistake; the message says what was expected, what was given, and what to do."""
 
 
 class RunError(RuntimeError):
-    """A run that started well and could not go on."""
+    """A run that started and then failed."""
 
 
 class Diverged(RunError):  # noqa: N818  (as the state is called)
-    """A run whose model left all bounds."""
+    """A run whose model diverged."""
 
 
 def check(fact: bool, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What the machine has."""
+"""Processor, memory and cores of the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def processor() -> str:
 
 
 def memory_available() -> float:
-    """Bytes that processes can still take; infinity where the system does not tell."""
+    """Bytes that processes can still take; infinity if that is unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable"):

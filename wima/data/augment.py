@@ -19,30 +19,20 @@ Draws: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArr
 
 
 def crop_and_flip(x: Tensor, address: tuple[int, ...]) -> Tensor:
-    """Each image: padded, cropped at a random place to its old size, flipped half of the times."""
-    top, left, flip = _draw(len(x), 2 * PAD + 1, address)
+    """Each image: padded, cropped at a random place to its old size, flipped half of the time."""
+    top, left, flip = draw(len(x), 2 * PAD + 1, address)
     return _gather(x, top, left, flip)
 
 
 def crop_and_flip_alike(x: Tensor, address: tuple[int, ...]) -> Tensor:
     """FedJAX's variant: one crop and one flip for the whole batch, offsets 0 ... 7."""
-    top, left, flip = _draw(1, 2 * PAD, address)
+    top, left, flip = draw(1, 2 * PAD, address)
     n = len(x)
     return _gather(x, np.repeat(top, n), np.repeat(left, n), np.repeat(flip, n))
 
 
-def crop_and_flip_plainly(x: Tensor, address: tuple[int, ...]) -> Tensor:
-    """The plain twin of `crop_and_flip`: one image after the other."""
-    top, left, flip = _draw(len(x), 2 * PAD + 1, address)
-    padded, (height, width) = F.pad(x, (PAD, PAD, PAD, PAD)), x.shape[2:]
-    images = []
-    for i in range(len(x)):
-        image = padded[i, :, top[i] : top[i] + height, left[i] : left[i] + width]
-        images.append(image.flip(2) if flip[i] else image)
-    return torch.stack(images)
-
-
-def _draw(n: int, places: int, address: tuple[int, ...]) -> Draws:
+def draw(n: int, places: int, address: tuple[int, ...]) -> Draws:
+    """For each of n images: top and left of its crop, below `places`, and whether to flip it."""
     random = rng("augment", *address)
     top, left = random.integers(places, size=(2, n))
     return top, left, random.random(n) < 0.5

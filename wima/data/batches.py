@@ -70,10 +70,10 @@ class LocalSGD:
 
     def whole_steps(self, n: int) -> int | None:
         """The steps of a visit, if each of them sees all n examples."""
-        whole = self.batch_size in ("full", n)
+        full = self.batch_size in ("full", n)
         if self.batch_size != "full" and self.last_batch == "short":
-            whole = self.batch_size >= n
-        return (self.steps or self.epochs) if whole else None
+            full = self.batch_size >= n
+        return (self.steps or self.epochs) if full else None
 
     def plan(self, n: int, random: np.random.Generator) -> list[npt.NDArray[np.int64]]:
         """Which of a client's n examples each step sees: one permutation after another, cut up."""
@@ -127,5 +127,5 @@ def tensors(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
 
 
 def shortened(steps: int, share: float) -> int:
-    """The steps that a client does of those it was asked for."""
+    """How many of its steps a client takes."""
     return max(1, ceil(share * steps)) if share < 1 else steps

@@ -35,8 +35,8 @@ class Remote(NamedTuple):
     size: int | None = None
 
 
-class Pool(NamedTuple):
-    """A data set as its loader reads it."""
+class RawData(NamedTuple):
+    """The arrays of a data set as its loader reads them."""
 
     x: Array
     y: Array
@@ -55,7 +55,7 @@ class DataSet:
     summary: str
     terms: str
     files: tuple[Remote, ...]
-    read: Callable[[Path], Pool]  # a file or folder -> arrays
+    read: Callable[[Path], RawData]  # a file or folder -> arrays
     transform: Callable[..., Transform]
     kind: str = "classes"  # or "characters"
     expects: str = ""  # what `wima data import` takes
@@ -77,39 +77,39 @@ def raw(name: str) -> Path:
 
 
 def prepare(dataset: DataSet, source: Path) -> Path:
-    """Read the publisher's files and keep them as arrays; nothing half-written stays behind."""
+    """Read the publisher's files and keep them as arrays, all of them or none."""
     check(
         source.exists(), f"{source}: there is no such file or folder; expected {dataset.expects}."
     )
-    pool = dataset.read(source)
-    check_pool(pool, source)
+    data = dataset.read(source)
+    check_raw_data(data, source)
     final = ready(dataset.name)
     with written(final, folder=True, over=True, kind=UsageError) as draft:
-        _write(pool, draft)
+        _write(data, draft)
     return final
 
 
-def check_pool(pool: Pool, source: Path) -> None:
-    """What every loader must deliver, said with the name of the file."""
-    parts = (("training", pool.x, pool.y), ("test", pool.x_test, pool.y_test))
+def check_raw_data(data: RawData, source: Path) -> None:
+    """Raise, with the name of the file, unless a loader delivered examples with valid labels."""
+    parts = (("training", data.x, data.y), ("test", data.x_test, data.y_test))
     for kind, x, y in parts:
         where = f"{source}: {kind} data"
         check(len(x) > 0, f"{where} have no examples.")
         check(len(x) == len(y), f"{where} have {len(x)} examples but {len(y)} labels.")
         try:
-            check_labels(y, pool.classes, "label")
+            check_labels(y, data.classes, "label")
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from None
 
 
-def _write(pool: Pool, folder: Path) -> None:
+def _write(data: RawData, folder: Path) -> None:
     """Arrays sorted by client, with a checksum each."""
-    arrays = {"x": pool.x, "y": pool.y, "x_test": pool.x_test, "y_test": pool.y_test}
-    if pool.groups is not None:
-        arrays["groups"] = pool.groups
+    arrays = {"x": data.x, "y": data.y, "x_test": data.x_test, "y_test": data.y_test}
+    if data.groups is not None:
+        arrays["groups"] = data.groups
     names: list[str] | None = None
-    if pool.clients is not None:
-        unique, client, sizes = np.unique(pool.clients, return_inverse=True, return_counts=True)
+    if data.clients is not None:
+        unique, client, sizes = np.unique(data.clients, return_inverse=True, return_counts=True)
         order = np.argsort(client, kind="stable")
         for key in set(arrays) & {"x", "y", "groups"}:
             arrays[key] = arrays[key][order]
@@ -118,7 +118,7 @@ def _write(pool: Pool, folder: Path) -> None:
     for key, array in arrays.items():
         np.save(folder / f"{key}.npy", np.ascontiguousarray(array), allow_pickle=False)
     digests = {key: digest(folder / f"{key}.npy") for key in arrays}
-    meta = {"classes": pool.classes, "names": names, "sha256": digests}
+    meta = {"classes": data.classes, "names": names, "sha256": digests}
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
 

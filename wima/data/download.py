@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn
 
 from wima.core.errors import UsageError
+from wima.core.progress import progress_bar
 from wima.data.cache import Remote, raw
 from wima.storage.files import digest
 
@@ -16,8 +17,7 @@ class _Bar:
     """A rich progress bar with the four methods that pooch calls."""
 
     def __init__(self, name: str) -> None:
-        columns = (TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, transient=True)
+        self._progress = progress_bar(name, DownloadColumn(), width=40)
         self._task = self._progress.add_task(name, total=None)
         self._progress.start()
 
@@ -42,10 +42,10 @@ class _Bar:
 def fetch(name: str, files: tuple[Remote, ...], expects: str) -> Path:
     """Download the files of a data set that are not there yet; the folder that holds them.
 
-    pooch writes to a temporary name, compares the checksum and renames: what has its name is whole.
+    pooch renames a file when its checksum is right, so a file with its final name is complete.
     """
     folder = raw(name)
-    missing = [remote for remote in files if not is_whole_file(folder / remote.name, remote)]
+    missing = [remote for remote in files if not is_intact(folder / remote.name, remote)]
     advice = (
         f"Without a network: get {expects} elsewhere, then put it into {folder}, "
         f"or run `wima data import {name} PATH`."
@@ -70,14 +70,14 @@ def _download(remote: Remote, folder: Path, advice: str) -> None:
         )
     except (requests.RequestException, OSError) as error:
         raise UsageError(f"{remote.url} cannot be downloaded: {error}\n{advice}") from None
-    except ValueError as error:  # pooch's word for a wrong checksum
+    except ValueError as error:  # a wrong checksum
         raise UsageError(f"{remote.url} is not what was published: {error}\n{advice}") from None
     finally:
         bar.close()
 
 
-def is_whole_file(path: Path, remote: Remote) -> bool:
-    """Whether a file is there as published."""
+def is_intact(path: Path, remote: Remote) -> bool:
+    """Whether the file is there, with the published size and checksum."""
     if not path.is_file():
         return False
     if remote.size is not None and path.stat().st_size != remote.size:

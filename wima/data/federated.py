@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from wima.core.errors import UsageError, check
 from wima.data.mapped import open_mapped
-from wima.data.splits.labels import Ids, as_names, is_whole
+from wima.data.splits.labels import Ids, as_names, is_integer
 from wima.storage.files import written
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class FederatedData:
         _check_clients(self.sizes, self.names)
         if self.classes is not None:
             check(
-                is_whole(self.classes) and self.classes > 0,
+                is_integer(self.classes) and self.classes > 0,
                 f"classes must be a positive integer, got {self.classes!r}.",
             )
             object.__setattr__(self, "classes", int(self.classes))
@@ -82,8 +82,8 @@ class FederatedData:
             f"{x.shape}, {y.shape} and {clients.shape}.",
         )
         kept, ids, names = _numbered(clients, num_clients)
-        if is_whole(classes):
-            check_labels(y, classes, "y", kept)  # here, to tell the caller's index
+        if is_integer(classes):
+            check_labels(y, classes, "y", kept)  # before sorting: errors name the caller's index
         rows = kept[np.argsort(ids, kind="stable")]
         if len(rows) < len(x) or np.any(np.diff(rows) != 1):  # else all is in place: do not copy
             x, y = x[rows], y[rows]
@@ -239,7 +239,7 @@ def _check_ids(clients: Array, num_clients: int | None) -> None:
     expected = "0 or more"
     if num_clients is not None:
         check(
-            is_whole(num_clients) and 1 <= num_clients <= len(clients),
+            is_integer(num_clients) and 1 <= num_clients <= len(clients),
             "num_clients must be a positive integer and at most the number of examples, "
             f"{len(clients)}, got {num_clients!r}.",
         )

@@ -22,7 +22,7 @@ ANY_NUMBER = 2**31  # of classes
 def load_npz(path: str | os.PathLike[str]) -> Bundle:
     """Arrays x, y and client (a number or name per example), x_test, y_test; scalars if you like.
 
-    `classes` is 1 + the largest label unless the file says it, `num_clients` the number of clients
+    `classes` is 1 + the largest label unless the file has it, `num_clients` the number of clients
     that occur.  Examples of client -1 are left out.  Numbers come out as torch wants them: float32
     for real x, int64 for y.
     """
@@ -93,7 +93,7 @@ def _bundle(arrays: dict[str, Array]) -> Bundle:
     x, x_test = (_numbers(arrays[name], name) for name in ("x", "x_test"))
     y, y_test = (_labels(arrays[name], name) for name in ("y", "y_test"))
     _check_test(x, y, x_test, y_test)
-    scalars = {name: _whole(arrays[name], name) for name in OPTIONAL if name in arrays}
+    scalars = {name: _positive_integer(arrays[name], name) for name in OPTIONAL if name in arrays}
     classes, num_clients = scalars.get("classes"), scalars.get("num_clients")
     limit = classes or ANY_NUMBER
     check_labels(y_test, limit, "y_test")
@@ -134,7 +134,7 @@ def _labels(y: Array, name: str) -> Array:
     return y.astype(np.int64, copy=False)
 
 
-def _whole(array: Array, name: str) -> int:
+def _positive_integer(array: Array, name: str) -> int:
     check(
         array.size == 1 and array.dtype.kind in "iu" and int(array.item()) > 0,
         f"{name} must be a positive integer, got {array.tolist()!r:.80}.",

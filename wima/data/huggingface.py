@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face library, with a column that says which client an example is of."""
+"""Data sets of the Hugging Face library, with a column that names each example's client."""
 
 from __future__ import annotations
 

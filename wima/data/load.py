@@ -45,7 +45,7 @@ def load(
     """The data set of that name, or of an .npz file or folder of .npy files, on clients.
 
     alpha: Dirichlet concentration; 0 one class per client; "iid"; None as the data set has it: its
-    own clients, or one class per client.  split: a file that says which client holds what.
+    own clients, or one class per client.  split: a file with the client of each example.
     options: of the data set, for example augment="batch" for CIFAR.
     """
     folder = name not in SUMMARIES and Path(name).expanduser().is_dir()

@@ -9,7 +9,7 @@ import numpy as np
 
 from wima.core.errors import RunError, UsageError, check, unknown
 from wima.data.cache import DataSet, cache, damaged, prepare, raw, ready
-from wima.data.download import fetch, is_whole_file
+from wima.data.download import fetch, is_intact
 from wima.data.federated import Array, Bundle
 from wima.data.load import PUBLIC, SUMMARIES, label_counts, load
 
@@ -39,8 +39,8 @@ def import_data(name: str, path: Path) -> Path:
     """Read a local copy of the publisher's files."""
     dataset = public(name)
     for remote in dataset.files:
-        whole = path.name != remote.name or not path.is_file() or is_whole_file(path, remote)
-        check(whole, f"{path}: checksum or size differ from the published file; get it again.")
+        fits = path.name != remote.name or not path.is_file() or is_intact(path, remote)
+        check(fits, f"{path}: checksum or size differ from the published file; get it again.")
     return prepare(dataset, path)
 
 
@@ -51,7 +51,7 @@ def verify_data(name: str) -> Iterator[str]:
     for remote in dataset.files:
         path = raw(name) / remote.name
         if path.exists():
-            good = is_whole_file(path, remote)
+            good = is_intact(path, remote)
             yield f"{path}: {'as published' if good else 'DAMAGED'}"
             bad += [] if good else [str(path)]
     if not ready(name).is_dir():

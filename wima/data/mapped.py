@@ -1,4 +1,4 @@
-"""Arrays that are mapped from files: read-only for users, without a trace in memory once read.
+"""Arrays that are mapped from files: read-only for users, not kept in memory once read.
 
 Of a large file, a client's rows are read from the file itself: 6 µs for 4 kB, where touching the
 mapping takes 34 µs and leaves up to 2 MB around the rows resident.  (5,000 visits among a million
@@ -18,7 +18,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import Tensor
 
-LARGE = 64 * 2**20  # bytes; smaller arrays may stay in memory whole
+LARGE = 64 * 2**20  # bytes; smaller arrays may stay in memory
 AROUND = 2 * 2**20  # bytes: Linux maps at most so much around an address that is read, aligned
 _files: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()  # descriptors
 
@@ -33,7 +33,7 @@ def open_mapped(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
 
 
 def keep_file(array: np.memmap[Any, Any]) -> None:
-    """Remember the file of an array that was just mapped whole, if it is large."""
+    """Remember the file of an array that was just mapped, if it is large."""
     memory = array.base
     if isinstance(memory, mmap.mmap) and len(memory) >= LARGE and array.filename:
         _files[memory] = number = os.open(array.filename, os.O_RDONLY)
@@ -50,8 +50,8 @@ def read_rows(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     first = rows.offset - rows.offset % mmap.ALLOCATIONGRANULARITY  # where the mapping begins
     read = np.empty(rows.shape, rows.dtype)
     there = first + rows.ctypes.data - _address(memory)
-    whole = os.preadv(_files[memory], [read.data.cast("B")], there) == rows.nbytes
-    return read if whole else rows
+    complete = os.preadv(_files[memory], [read.data.cast("B")], there) == rows.nbytes
+    return read if complete else rows
 
 
 def as_tensor(array: npt.NDArray[Any]) -> Tensor:

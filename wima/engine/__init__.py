@@ -1,4 +1,4 @@
-"""Engines play rounds: `reference` plainly, `serial` in this process, `processes` in several,
+"""Engines run rounds: `reference` plainly, `serial` in this process, `processes` in several,
 `batched` with all clients at once; `auto` is the fastest of the last three.
 """
 
@@ -13,6 +13,7 @@ from wima.core.vector import Vector
 from wima.engine.base import Engine, Setup
 from wima.engine.choice import choose
 from wima.engine.local import Solver
+from wima.engine.options import RunOptions
 from wima.engine.processes import Processes
 from wima.engine.reference import Reference
 from wima.engine.rounds import Pooled, Serial
@@ -21,48 +22,32 @@ NAMES = ("auto", "reference", "serial", "processes", "batched")
 MakeEngine: TypeAlias = Callable[[Setup], Engine]
 
 
-def make_engine(
-    name: str | MakeEngine,
-    setup: Setup,
-    w: Vector,
-    clients_per_round: int,
-    workers: int | None = None,
-    models: int = 1,
-    rounds: int = 1,
-) -> Engine:
-    """The engine of that name, ready to evaluate so many models; or what the function makes."""
-    if callable(name):
-        return name(setup)
-    if name == "auto":
-        return _auto(setup, w, clients_per_round, workers, models, rounds)
-    if name == "reference":
-        return Reference(setup)
-    if name == "serial":
-        return Pooled("serial", setup, Serial(Solver(setup.task, setup.sgd, setup.seed)))
-    if name == "processes":
-        count = workers or min(cores(), clients_per_round)
-        return Pooled("processes", setup, Processes(setup, w, count, clients_per_round, models))
-    if name == "batched":
-        from wima.engine.batched import Batched  # here: workers do not need it
-
-        return Pooled("batched", setup, Batched(setup, w))
-    raise unknown("engine", name, NAMES)
-
-
-def _auto(
-    setup: Setup, w: Vector, clients_per_round: int, workers: int | None, models: int, rounds: int
-) -> Engine:
-    """On a GPU, `batched` if it can; who names a number of workers gets them; else the fastest."""
+def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -> Engine:
+    """The engine that the options name, ready to evaluate so many models."""
+    workers, cohort = options.workers, options.clients_per_round
 
     def make(name: str, setup: Setup) -> Engine:
-        return make_engine(name, setup, w, clients_per_round, workers, models)
+        if name == "reference":
+            return Reference(setup)
+        if name == "serial":
+            return Pooled(name, setup, Serial(Solver(setup.task, setup.sgd, setup.seed)))
+        if name == "processes":
+            count = workers or min(cores(), cohort)
+            return Pooled(name, setup, Processes(setup, w, count, cohort, models))
+        if name == "batched":
+            from wima.engine.batched import Batched  # here: workers do not need it
 
-    if w.device.type != "cpu":
+            return Pooled(name, setup, Batched(setup, w))
+        raise unknown("engine", name, NAMES)
+
+    if options.engine != "auto":
+        return make(options.engine, setup)
+    if w.device.type != "cpu":  # on a GPU, `batched` if it can
         try:
             return make("batched", setup)
         except UsageError:
             return make("serial", setup)
-    if workers and workers > 1:
+    if workers and workers > 1:  # whoever asks for workers gets them
         return make("processes", setup)
-    several = workers is None and min(cores(), clients_per_round) > 1
-    return make(choose(make, setup, clients_per_round, rounds, several), setup)
+    several = workers is None and min(cores(), cohort) > 1
+    return make(choose(make, setup, cohort, options.rounds, several), setup)

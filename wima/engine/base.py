@@ -1,10 +1,10 @@
-"""What engines share: the setup of a run, its state between rounds, and how errors are named."""
+"""What engines share: the setup of a run, its state between rounds, where errors happened."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -53,19 +53,25 @@ class RoundState(NamedTuple):
     excluded: tuple[int, ...] = ()  # clients of the last round whose models were not finite
 
 
-class Engine(Protocol):
-    """Plays rounds."""
+class Engine:
+    """Runs rounds and evaluates models."""
 
     name: str
-    runs_ahead: bool  # whether `begin` is of use
+    runs_ahead = False  # whether `begin` does anything
 
-    def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None: ...
+    def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
+        """Start on the round that will be asked for next."""
 
-    def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState: ...
+    def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
+        """The state after round t."""
+        raise NotImplementedError
 
-    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]: ...
+    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
+        """The metrics of models by name."""
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End workers, if there are any."""
 
 
 def first_state(setup: Setup, **storage: Any) -> RoundState:
@@ -73,7 +79,7 @@ def first_state(setup: Setup, **storage: Any) -> RoundState:
     w = setup.task.init(setup.seed)
     trained = w[: setup.trained]
     memory = ClientMemory(setup.algorithm.client_init, **storage)
-    with naming(0, "init"), untouched(w):
+    with located(0, "init"), untouched(w):
         server = setup.algorithm.init(trained)
     return RoundState(w, server, setup.server_opt.init(trained), memory)
 
@@ -108,16 +114,10 @@ class RunningMean:
         """The mean; None if nothing was added."""
         return None if self._total is None else self._total / self._weight
 
-    @property
-    def vector(self) -> Vector:
-        """The mean of at least one vector."""
-        assert self._total is not None
-        return self._total / self._weight
-
 
 @contextmanager
-def naming(t: int, hook: str, client: int | None = None) -> Iterator[None]:
-    """Let an error in a hook tell where it happened."""
+def located(t: int, hook: str, client: int | None = None) -> Iterator[None]:
+    """Add to an error the round, client and hook in which it happened."""
     try:
         yield
     except RunError:

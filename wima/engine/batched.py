@@ -21,11 +21,12 @@ from wima.data.batches import everything, shortened
 from wima.data.mapped import as_tensor, release
 from wima.engine.base import Setup
 from wima.engine.local import Problem, Solution
+from wima.engine.rounds import Pool
 from wima.engine.rows import RowGradients, check_rows
 from wima.task.device import seeded
 
 Rows: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]  # of the data
-Plan: TypeAlias = list[Rows]  # what each step of a visit sees
+Steps: TypeAlias = list[Rows]  # what each step of a visit sees
 
 
 class Step(NamedTuple):
@@ -36,8 +37,10 @@ class Step(NamedTuple):
     address: tuple[int, ...]
 
 
-class Batched:
+class Batched(Pool):
     """Solves the problems of a round together."""
+
+    can_average = True
 
     def __init__(self, setup: Setup, w: Vector) -> None:
         self._task, self._sgd, self._seed = setup.task, setup.sgd, setup.seed
@@ -52,12 +55,6 @@ class Batched:
         self._offsets = np.asarray(data.offsets)
         x, y = self._transformed(self._x[:1], (0,)), self._y[:1]
         check_rows(space, w, x.to(space.device), y.to(space.device))
-
-    def close(self) -> None:
-        """Nothing to let go."""
-
-    def begin(self, problems: list[Problem]) -> None:
-        """Nothing runs beside this process."""
 
     def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
         full = [self._full(p) if p.full_gradient else None for p in problems]
@@ -75,7 +72,6 @@ class Batched:
             yield problem, Solution(end, steps, full[i], path)
 
     def mean_delta(self, problems: list[Problem], weights: list[float]) -> Vector:
-        """The mean of start - end, where nothing else is asked for."""
         plans = [self._plan(p) for p in problems]
         order = _longest_first(plans)
         rows, ends, _ = self._descend([problems[i] for i in order], [plans[i] for i in order])
@@ -86,7 +82,7 @@ class Batched:
     def _rest(self, problem: Problem) -> Vector:
         return problem.w[self._space.flat.layout.trained :]
 
-    def _plan(self, problem: Problem) -> Plan:
+    def _plan(self, problem: Problem) -> Steps:
         """Rows of the data that each step of the visit sees."""
         i = problem.client
         start, stop = int(self._offsets[i]), int(self._offsets[i + 1])
@@ -100,7 +96,7 @@ class Batched:
         return plan[: shortened(len(plan), problem.share)]
 
     def _descend(
-        self, problems: list[Problem], plans: list[Plan]
+        self, problems: list[Problem], plans: list[Steps]
     ) -> tuple[_Rows, Tensor, Tensor | None]:
         """SGD on all local problems; clients are sorted by their number of steps, most first."""
         rows = _Rows([p.local for p in problems if p.local is not None])
@@ -227,7 +223,7 @@ def _like(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": tensor.dtype, "device": tensor.device}
 
 
-def _longest_first(plans: list[Plan]) -> list[int]:
+def _longest_first(plans: list[Steps]) -> list[int]:
     """Places of the plans, those with most steps first."""
     return sorted(range(len(plans)), key=lambda i: -len(plans[i]))
 

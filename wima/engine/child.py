@@ -21,8 +21,8 @@ _START = (
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Dead(RunError):  # noqa: N818  (it is the child that errs)
-    """A child that ended by itself; the message says how."""
+class Exited(RunError):  # noqa: N818  (it is the child that errs)
+    """A child exited by itself; the message says how."""
 
 
 def launch(module: str, descriptors: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -36,8 +36,8 @@ def launch(module: str, descriptors: Sequence[int] = ()) -> subprocess.Popen[byt
     )
 
 
-def obituary(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended; waits for its end."""
+def exit_message(process: subprocess.Popen[bytes]) -> str:
+    """How a process exited; waits until it has."""
     code = process.wait()
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return f"A worker process (pid {process.pid}) {how}."
@@ -58,7 +58,7 @@ class Child:
             self.process.stdin.write(data)
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise Dead(obituary(self.process)) from None
+            raise Exited(exit_message(self.process)) from None
 
     def send(self, message: dict[str, Any]) -> None:
         self.slots.append(message["slot"])
@@ -71,7 +71,7 @@ class Child:
         while b"\n" not in self._unread:
             data = os.read(self.process.stdout.fileno(), 65536)
             if not data:
-                raise Dead(obituary(self.process))
+                raise Exited(exit_message(self.process))
             self._unread += data
         *lines, self._unread = self._unread.split(b"\n")
         answers = [json.loads(line) for line in lines]

@@ -1,6 +1,6 @@
 """Engine `auto`: the fastest for this model on this machine, measured once and remembered.
 
-A run on `auto` may thus be played by another engine on another machine; its record says which.
+So `auto` may take different engines on different machines; the record of a run names its engine.
 `serial` and `processes` give the same bytes, `batched` the same up to rounding.
 """
 
@@ -77,7 +77,7 @@ def measure_all(
         scale = steps / probed * cohort / clients
         found = {"serial": measure(make, "serial", probe, clients)}
         space = setup.task.workspace
-        # Masks of dropout are drawn for all rows at once: other ones than elsewhere.
+        # `batched` draws dropout masks for all clients at once, so they differ from other engines'.
         if step < SLOW_STEP and space is not None and not space.random:
             with contextlib.suppress(UsageError):  # BatchNorm, or an operator unknown to vmap
                 found["batched"] = measure(make, "batched", probe, clients)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from wima.algorithms.base import Local
+from wima.algorithms.base import Local, Visit
 from wima.core.vector import Vector
 from wima.data.batches import Batch, LocalSGD, batches, everything
 from wima.task.task import Task
@@ -21,7 +21,7 @@ class Problem(NamedTuple):
     t: int
     client: int
     lr: float
-    w: Vector  # the global model, whole
+    w: Vector  # the global model, with its rest
     local: Local | None
     full_gradient: bool = False
     path_gradient: bool = False
@@ -35,6 +35,15 @@ class Solution(NamedTuple):
     steps: int
     gradient: Vector | None
     path_gradient: Vector | None = None
+
+
+def visit_of(problem: Problem, solution: Solution) -> Visit:
+    """The client's run as algorithms see it: the trained part of the vector."""
+    assert problem.local is not None and solution.end is not None
+    start = problem.local.start
+    gradients = solution.gradient, solution.path_gradient
+    end = solution.end[: len(start)]
+    return Visit(start, end, solution.steps, problem.lr, problem.t, *gradients)
 
 
 class Solver:

@@ -20,17 +20,18 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Vector
-from wima.engine.base import Setup, naming
-from wima.engine.child import Child, Dead, end
+from wima.engine.base import Setup, located
+from wima.engine.child import Child, Exited, end
 from wima.engine.local import Problem, Solution, Solver
 from wima.engine.malloc import keep_freed_memory
+from wima.engine.rounds import Pool
 from wima.engine.shared import Handle, Shared
 from wima.engine.slots import SlotHandles, Slots, allocate
 from wima.engine.worker import Briefing
 from wima.task.evaluation import Evaluation, Metrics, Totals
 
 Result = TypeVar("Result")
-_LIVES = 3  # workers that a job may kill
+_ATTEMPTS = 3  # workers that may exit at one job
 _AHEAD = 2  # jobs a child is sent before it answers, so that it never waits
 
 
@@ -48,8 +49,10 @@ class Score(NamedTuple):
     models: int
 
 
-class Processes:
+class Processes(Pool):
     """Solves problems and evaluates models in this process and in children."""
+
+    runs_ahead = True
 
     def __init__(self, setup: Setup, w: Vector, workers: int, slots: int, models: int = 1) -> None:
         check(os.name == "posix", "engine 'processes' needs Linux or macOS; use engine 'serial'.")
@@ -59,6 +62,8 @@ class Processes:
             "use 'batched' or 'serial'.",
         )
         self._setup, self._solver = setup, Solver(setup.task, setup.sgd, setup.seed)
+        # A task of plain functions is evaluated by its owner.
+        self.can_evaluate = isinstance(setup.task.evaluate, Evaluation)
         self._training: deque[Train] = deque()  # largest first; children take them from the left
         self._solved: dict[int, Solution | RunError] = {}  # by place
         self._scoring: deque[Score] = deque()
@@ -66,7 +71,7 @@ class Processes:
         self._begun: list[Problem] | None = None
         self._sent: dict[int, Train | Score] = {}  # by slot
         self._children: list[Child] = []
-        self._deaths: dict[str, int] = {}
+        self._exits: dict[str, int] = {}  # of workers, by what they were doing
         self._size = workers - 1
         shared = Shared()
         self._close = weakref.finalize(self, _end, self._children, shared)
@@ -81,40 +86,35 @@ class Processes:
             self._close()
             raise
 
-    @property
-    def can_evaluate(self) -> bool:
-        """Whether children can evaluate: a task of plain functions is evaluated by its owner."""
-        return isinstance(self._setup.task.evaluate, Evaluation)
-
     def _start(self, children: int) -> None:
         fresh = [Child(self._briefing, self._shared.descriptors) for _ in range(children)]
         self._children += fresh
         for child in fresh:
             child.receive()  # ready
 
-    def _replace(self, child: Child, death: Dead) -> None:
-        """Give a dead child's jobs back and start another, unless a job kills whoever has it."""
+    def _replace(self, child: Child, death: Exited) -> None:
+        """Take back the jobs of a child that exited and start another one."""
         jobs = [self._sent.pop(slot) for slot in child.slots]
         for slot in child.slots:
             heapq.heappush(self._free, slot)
-        self._bury(child, _where(jobs[0]) if jobs else "between jobs", death)
+        self._remove(child, _where(jobs[0]) if jobs else "between jobs", death)
         for job in reversed(jobs):
             (self._training if isinstance(job, Train) else self._scoring).appendleft(job)  # type: ignore[arg-type]
         while len(self._children) < self._size:
             try:
                 self._start(1)
-            except Dead as another:
-                self._bury(self._children[-1], "start of a worker", another)
+            except Exited as another:
+                self._remove(self._children[-1], "start of a worker", another)
 
-    def _bury(self, child: Child, where: str, death: Dead) -> None:
-        """Count a death; too many at one place end the run."""
+    def _remove(self, child: Child, where: str, death: Exited) -> None:
+        """Count a worker that exited; too many at one place end the run."""
         self._children.remove(child)
         end([child])
-        self._deaths[where] = self._deaths.get(where, 0) + 1
-        if self._deaths[where] >= _LIVES:
+        self._exits[where] = self._exits.get(where, 0) + 1
+        if self._exits[where] >= _ATTEMPTS:
             raise RunError(
-                f"{where}: {death} That makes {_LIVES} workers. If memory ran out, fewer workers "
-                "or a smaller batch may help."
+                f"{where}: {death} That makes {_ATTEMPTS} workers. If memory ran out, fewer "
+                "workers or a smaller batch may help."
             )
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Processes:
                 if child not in self._children:
                     continue  # it died on the way
                 queue = self._scoring or self._training
-                # None hoards the last jobs: beyond its first, a child leaves one for each process.
+                # A child gets a second job only while there is one left for each process.
                 least = 0 if room == 1 else len(self._children)
                 if len(queue) > least and len(child.slots) < room:
                     self._send(child, queue.popleft())
@@ -183,7 +183,7 @@ class Processes:
             message = {"slot": slot, "piece": job.piece, "models": job.models}
         try:
             child.send(message)
-        except Dead as death:
+        except Exited as death:
             self._replace(child, death)
 
     def _receive(self, wait: bool) -> bool:
@@ -196,7 +196,7 @@ class Processes:
         for key, _ in ready:
             try:
                 answers = key.data.receive()
-            except Dead as death:
+            except Exited as death:
                 self._replace(key.data, death)
             else:
                 for answer in answers:
@@ -223,7 +223,7 @@ class Processes:
             self._scored[job.piece] = evaluation.piece(job.piece, models)
             return
         try:
-            with naming(job.problem.t, "local training", job.problem.client):
+            with located(job.problem.t, "local training", job.problem.client):
                 self._solved[job.place] = self._solver.solve(job.problem)
         except RunError as error:  # kept: perhaps the round was only begun
             self._solved[job.place] = error

@@ -11,26 +11,19 @@ import torch
 from wima.algorithms.base import Local, Visit
 from wima.core.vector import Vector
 from wima.data.batches import batches
-from wima.engine.base import RoundState, RunningMean, Setup, is_finite, naming
+from wima.engine.base import Engine, RoundState, RunningMean, Setup, is_finite, located
 from wima.engine.guard import untouched
 from wima.engine.local import Problem, full_gradient
 from wima.task.evaluation import Metrics
 
 
-class Reference:
-    """Plays rounds one client after the other, as the formulas read."""
+class Reference(Engine):
+    """Runs rounds one client after the other, as the formulas read."""
 
     name = "reference"
-    runs_ahead = False
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-
-    def close(self) -> None:
-        """Nothing to let go."""
-
-    def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
-        """Nothing runs ahead."""
 
     def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
         return {name: self.setup.task.evaluate(w) for name, w in models.items()}
@@ -42,30 +35,30 @@ class Reference:
         deltas, extras, rests, excluded = RunningMean(), RunningMean(), RunningMean(), []
         for i in cohort:
             weight = self.setup.weight(i)
-            with naming(t, "client_init", i), untouched(w):
+            with located(t, "client_init", i), untouched(w):
                 client = state.memory.read(i, w)
-            with naming(t, "local", i), untouched(w, server, client):
+            with located(t, "local", i), untouched(w, server, client):
                 local = algorithm.local(w, server, client)
-            with naming(t, "local training", i):
+            with located(t, "local training", i):
                 visit, end_rest = self._visit(state.w, local, t, i, lr)
             if self.setup.faults.exclude and not is_finite(torch.cat([visit.end, end_rest])):
                 excluded.append(i)
                 continue
-            with naming(t, "client_finish", i), untouched(w, server, client, visit):
+            with located(t, "client_finish", i), untouched(w, server, client, visit):
                 extra, client = algorithm.client_finish(visit, server, client)
             state.memory.write(i, client)
             deltas.add(visit.delta, weight)
             rests.add(rest - end_rest, weight)
             if extra is not None:
                 extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
-        if deltas.value is None:
+        delta, extra, moved = deltas.value, extras.value, rests.value
+        if delta is None or moved is None:
             return state._replace(excluded=tuple(excluded))
-        delta, extra = deltas.vector, extras.value
         fraction = (len(cohort) - len(excluded)) / data.num_clients
-        with naming(t, "server_update"), untouched(w, server, delta, extra):
+        with located(t, "server_update"), untouched(w, server, delta, extra):
             gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
         step, opt = self.setup.server_opt.update(gradient, state.opt)
-        w = torch.cat([w - step, rest - rests.vector])
+        w = torch.cat([w - step, rest - moved])
         return RoundState(w, server, opt, state.memory, tuple(excluded))
 
     def _observe(self, state: RoundState, t: int, cohort: list[int], lr: float) -> object:
@@ -75,12 +68,13 @@ class Reference:
             return state.server
         gradients = RunningMean()
         for i in cohort:
-            with naming(t, "full gradient", i):
+            with located(t, "full gradient", i):
                 gradient = self._full_gradient(state.w, t, i, lr)
             gradients.add(gradient, self.setup.weight(i))
-        gradient = gradients.vector
-        with naming(t, "observe"), untouched(gradient, state.server):
-            return algorithm.observe(gradient, state.server)
+        mean = gradients.value
+        assert mean is not None
+        with located(t, "observe"), untouched(mean, state.server):
+            return algorithm.observe(mean, state.server)
 
     def _full_gradient(self, w: Vector, t: int, i: int, lr: float) -> Vector:
         problem = Problem(t, i, lr, w, None, full_gradient=True)

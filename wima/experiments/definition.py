@@ -14,16 +14,16 @@ from wima.runs.settings import read_toml
 
 HERE = Path(__file__).parent
 SHARED = ("methods", "settings", "scales", "printed")  # files that are no experiments
-Made = TypeVar("Made", bound="Table")
+Made = TypeVar("Made", bound="Section")
 
 
-class Table(BaseModel):
-    """A checked table of a TOML file."""
+class Section(BaseModel):
+    """A checked section of a TOML file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Method(Table):
+class Method(Section):
     """A row of the paper's main table: an algorithm, a server optimizer, hyper-parameters."""
 
     label: str
@@ -32,7 +32,7 @@ class Method(Table):
     tune: dict[str, list[Any]] = {}  # key -> the paper's interval
 
 
-class Setting(Table):
+class Setting(Section):
     """A data set with its split: a preset and what differs from it."""
 
     label: str
@@ -40,14 +40,14 @@ class Setting(Table):
     set: dict[str, Any] = {}
 
 
-class Variant(Table):
+class Variant(Section):
     """One of several runs of a method that differ in their settings."""
 
     set: dict[str, Any] = {}
     averagers: dict[str, str] = {}
 
 
-class Scale(Table):
+class Scale(Section):
     """How much smaller than the paper."""
 
     note: str
@@ -59,7 +59,7 @@ class Scale(Table):
     presets: dict[str, dict[str, Any]] = {}
 
 
-class Experiment(Table):
+class Experiment(Section):
     """A table or figure: methods x settings x variants, and averagers that watch every run."""
 
     title: str

@@ -12,7 +12,7 @@ from wima.experiments.sweep import State, Sweep
 
 
 def follow(sweep: Sweep, console: Console | None = None) -> None:
-    """Play the sweep to its end and show how it goes."""
+    """Execute the sweep and show its progress."""
     console = console or Console()
     shown = {state.job.name for state in sweep.states if state.state != "waiting"}
     if shown:
@@ -62,7 +62,7 @@ def _table(sweep: Sweep) -> Table:
 
 
 def _seconds(state: State) -> str:
-    return f"{state.seconds / state.played:.2f}" if state.played else ""
+    return f"{state.seconds / state.rounds_run:.2f}" if state.rounds_run else ""
 
 
 def _counts(sweep: Sweep) -> str:

@@ -60,7 +60,7 @@ def write_sheet(sheet: Sheet, folder: Path) -> Path:
 
 
 def read_sheet(path: Path) -> Sheet:
-    """Read a sheet; one that is not whole is refused."""
+    """Read a sheet; a damaged one is refused."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         cells = [Cell(**cell) for cell in content.pop("cells")]

@@ -1,7 +1,7 @@
-"""Many runs: those that are missing are made, those that stopped go on, the rest is left alone.
+"""Many runs: missing ones are started, interrupted ones resumed, finished ones left alone.
 
-Each worker process plays one run at a time.  Nothing is kept but the run folders, so a sweep that
-was killed is started again with the same command.
+Each worker process executes one run at a time.  A sweep keeps nothing but the run folders, so the
+same command resumes a sweep that was killed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class State:
     def __init__(self, job: Job, folder: Path) -> None:
         self.job, self.path = job, folder / job.name
         self.state, self.message, self.t = "waiting", "", 0
-        self.seconds, self.played = 0.0, 0  # of rounds that this sweep played
+        self.seconds, self.rounds_run = 0.0, 0  # in this sweep
         self._look()
 
     @property
@@ -41,7 +41,7 @@ class State:
         return self.job.settings.rounds
 
     def _look(self) -> None:
-        """Find out what an earlier sweep left."""
+        """Read what an earlier sweep left."""
         if not self.path.exists():
             return
         try:
@@ -57,7 +57,7 @@ class State:
 
 
 class Sweep:
-    """Plays jobs in worker processes; `states` can be watched meanwhile."""
+    """Executes jobs in worker processes; `states` can be watched meanwhile."""
 
     def __init__(self, jobs: Iterable[Job], folder: Path, workers: int) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Sweep:
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
 
     def run(self) -> Iterator[None]:
-        """Play everything; yields a few times per second, for a display."""
+        """Execute all jobs; yields a few times per second, for a display."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._signals():
             for thread in self._threads:
@@ -82,9 +82,9 @@ class Sweep:
     def _work(self) -> None:
         """A thread: hand runs to a worker process, one by one."""
         while (state := self._next()) is not None:
-            with self._start() as process:  # leaving it closes its input, which ends it
+            with self._start() as process:  # at the end its input is closed, and it exits
                 while state is not None:
-                    self._play(state, process)
+                    self._execute(state, process)
                     state = None if process.poll() is not None else self._next()
 
     def _next(self) -> State | None:
@@ -92,7 +92,7 @@ class Sweep:
             return self._waiting.popleft() if self._waiting and not self.stopping else None
 
     def _start(self) -> subprocess.Popen[str]:
-        # A session of its own: Ctrl-C reaches the worker from here alone, once.
+        # A session of its own: Ctrl-C reaches the worker once, through `_signals`.
         process = subprocess.Popen(
             [sys.executable, "-m", "wima.experiments.worker"],
             stdin=subprocess.PIPE,
@@ -105,37 +105,37 @@ class Sweep:
             self._processes.append(process)
         return process
 
-    def _play(self, state: State, process: subprocess.Popen[str]) -> None:
+    def _execute(self, state: State, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None and process.stdout is not None
-        asked = {"path": str(state.path), "settings": state.job.settings.to_toml()}
+        request = {"path": str(state.path), "settings": state.job.settings.to_toml()}
         state.state, begin, first = "running", time.monotonic(), None
         with contextlib.suppress(OSError):  # a worker that died is seen below
-            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
         for line in process.stdout:
-            told: dict[str, Any] = json.loads(line)
-            if "end" in told:
-                state.state, state.message = told["end"], told["message"]
+            message: dict[str, Any] = json.loads(line)
+            if "end" in message:
+                state.state, state.message = message["end"], message["message"]
                 return
             if first is None:
-                first, begin = told["t"], time.monotonic()
-            state.t = told["t"]
-            state.played, state.seconds = state.t - first, time.monotonic() - begin
+                first, begin = message["t"], time.monotonic()
+            state.t = message["t"]
+            state.rounds_run, state.seconds = state.t - first, time.monotonic() - begin
         code = process.wait()
         state.state = "interrupted" if self.stopping else "failed"
         state.message = f"its process ended with {code}" if code >= 0 else f"killed by {-code}"
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM are handed on: runs finish their round and keep a checkpoint."""
+        """Forward Ctrl-C and SIGTERM: runs finish their round and keep a checkpoint."""
 
-        def ask(number: int, frame: FrameType | None) -> None:
+        def forward(number: int, frame: FrameType | None) -> None:
             self.stopping = True
             for process in self._processes:
                 with contextlib.suppress(OSError):
                     process.send_signal(number)
 
-        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        before = {s: signal.signal(s, forward) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
@@ -144,7 +144,7 @@ class Sweep:
 
     def time_left(self) -> float | None:
         """Seconds until all is done, from the pace of runs like those that are left."""
-        known = [state for state in self.states if state.played]
+        known = [state for state in self.states if state.rounds_run]
         left = [s for s in self.states if s.state in ("waiting", "running")]
         if not known:
             return None
@@ -159,4 +159,4 @@ def _pace(state: State, known: list[State]) -> float:
     same = [s for s in alike if s.job.settings.data == settings.data]
     data = [s for s in known if s.job.settings.data == settings.data]
     chosen = same or data or known
-    return sum(s.seconds for s in chosen) / sum(s.played for s in chosen)
+    return sum(s.seconds for s in chosen) / sum(s.rounds_run for s in chosen)

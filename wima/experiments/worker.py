@@ -1,9 +1,9 @@
-"""A process that plays runs, one after the other, for a sweep.
+"""A process that executes runs, one after the other, for a sweep.
 
     python -m wima.experiments.worker
 
-A line on standard input is a run, `{"path": ..., "settings": ...}`; a line on standard output tells
-of a round, `{"t": 3, "rounds": 300}`, or how a run ended, `{"end": "done", "message": ""}`.
+A line on standard input is a run, `{"path": ..., "settings": ...}`; a line on standard output is a
+round, `{"t": 3, "rounds": 300}`, or the end of a run, `{"end": "done", "message": ""}`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -23,12 +24,12 @@ from wima.runs.settings import make_settings
 from wima.simulation.simulation import Record
 
 
-class Teller:
-    """Tells the sweep of each round; asks the run to stop if nobody listens any more."""
+class ProgressReporter:
+    """Reports each round to the sweep; stops the run if the sweep is gone."""
 
     def __init__(self, out: TextIO, rounds: int, done: int) -> None:
         self._out, self._rounds = out, rounds
-        self._tell(done)
+        self._report(done)
 
     def __enter__(self) -> Self:
         return self
@@ -37,25 +38,22 @@ class Teller:
         pass
 
     def update(self, record: Record) -> None:
-        self._tell(record.t)
+        self._report(record.t)
 
-    def _tell(self, t: int) -> None:
+    def _report(self, t: int) -> None:
         try:
-            tell(self._out, {"t": t, "rounds": self._rounds})
-        except BrokenPipeError:  # the sweep was killed: keep what was reached
+            send(self._out, {"t": t, "rounds": self._rounds})
+        except BrokenPipeError:  # the sweep was killed: this run keeps its checkpoint
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def tell(out: TextIO, what: dict[str, Any]) -> None:
-    print(json.dumps(what), file=out, flush=True)
+def send(out: TextIO, message: dict[str, Any]) -> None:
+    print(json.dumps(message), file=out, flush=True)
 
 
-def play(path: Path, settings: str, out: TextIO) -> tuple[str, str]:
-    """Make or resume a run; how it ended, and why."""
-
-    def progress(rounds: int, done: int) -> Teller:
-        return Teller(out, rounds, done)
-
+def run_or_resume(path: Path, settings: str, out: TextIO) -> tuple[str, str]:
+    """Start or resume a run; returns how it ended, and why."""
+    progress = partial(ProgressReporter, out)
     try:
         if path.exists():
             resume(path, progress)
@@ -71,17 +69,17 @@ def play(path: Path, settings: str, out: TextIO) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Play runs until there are no more lines, or one is interrupted."""
+    """Execute runs until there are no more lines, or one is interrupted."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (what runs print)
     sweep = os.getppid()
     for line in sys.stdin:
-        if os.getppid() != sweep:  # it was killed: nobody waits for this run
+        if os.getppid() != sweep:  # it was killed
             break
-        asked = json.loads(line)
-        end, message = play(Path(asked["path"]), asked["settings"], out)
+        request = json.loads(line)
+        end, message = run_or_resume(Path(request["path"]), request["settings"], out)
         with contextlib.suppress(BrokenPipeError):
-            tell(out, {"end": end, "message": message})
+            send(out, {"end": end, "message": message})
         if end == "interrupted":
             break
 

@@ -98,7 +98,7 @@ def _rebuild(tree: Any, means: Mapping[str, Tensor], path: str = "") -> Any:
     if children is None:
         return _like(tree, means[path]) if path in means else tree
     branches = {key: _rebuild(branch, means, f"{path}[{key!r}]") for key, branch in children}
-    if isinstance(tree, dict):  # of any subclass, with whatever else it knows
+    if isinstance(tree, dict):  # of any subclass, with its other attributes
         twin = copy(tree)
         twin.update(branches)
         return twin
@@ -117,7 +117,7 @@ def _tensor(path: str, leaf: Any) -> Tensor | None:
         array, kind, floating = leaf, str(leaf.dtype), leaf.dtype.is_floating_point
     elif hasattr(leaf, "__array__") and hasattr(leaf, "dtype"):
         array, kind = leaf, str(leaf.dtype)
-        floating = np.issubdtype(leaf.dtype, np.floating) or "float" in kind  # bfloat16 is foreign
+        floating = np.issubdtype(leaf.dtype, np.floating) or "float" in kind  # for bfloat16
     else:
         return None
     check("complex" not in kind, f"{path or 'The array'} is {kind}; average its two parts apart.")
@@ -128,7 +128,7 @@ def _tensor(path: str, leaf: Any) -> Tensor | None:
 
 def _from_numpy(path: str, array: np.ndarray[Any, Any]) -> Tensor:
     if not array.flags.writeable or not array.flags.aligned or any(s < 0 for s in array.strides):
-        array = array.copy()  # torch wants to be able to write, and no negative strides
+        array = array.copy()  # torch needs writable memory and no negative strides
     try:
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -157,7 +157,7 @@ def _like(leaf: Any, mean: Tensor) -> Any:
 def _check_alike(ring: TensorRing, tensors: Mapping[str, Tensor]) -> None:
     if list(tensors) == ring.names:
         return
-    gone = [path for path in ring.names if path not in tensors]
+    missing = [path for path in ring.names if path not in tensors]
     new = [path for path in tensors if path not in ring.names]
-    check(not gone, f"{', '.join(gone)} was in the first value, and is not there now.")
+    check(not missing, f"{', '.join(missing)} was in the first value, and is not there now.")
     check(not new, f"{', '.join(new)} was not in the first value.")

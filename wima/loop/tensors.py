@@ -90,7 +90,7 @@ class TensorRing:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Become the ring that this is the state of."""
+        """Restore the ring from its state."""
         self._check_fits(state)
         count, length = state["count"], state["length"]
         self.restart(count - min(count, self.length))
@@ -106,13 +106,13 @@ class TensorRing:
             ring.restart(count)
 
     def save(self, store: Segments) -> dict[str, Any]:
-        """Write what the store does not hold yet; JSON to `load` it by."""
+        """Write what the store does not hold yet; returns the JSON that `load` takes."""
         segments = {_name(kind): ring.save(store, "ring") for kind, ring in self._rings.items()}
         sums = {name: store.sums[name] for names in segments.values() for name in names}
         return {**self._about(), "segments": segments, "sums": sums}
 
     def load(self, store: Segments, saved: Mapping[str, Any]) -> None:
-        """Become the ring that was saved."""
+        """Restore the saved ring."""
         self._check_fits(saved)
         for name in (name for names in saved["segments"].values() for name in names):
             store.verify(name, saved["sums"][name])

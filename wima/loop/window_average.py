@@ -40,8 +40,8 @@ class WindowAverage:
     steps with falling weights, w - sum over j = 0 ... W - 1 of (W - j)/W * u_j: a learning rate
     that decays (Eq. 7).
 
-    An update copies the model into a ring and does nothing else.  The mean is computed when it is
-    asked for, in float64; any window up to the largest can be asked for, whenever.
+    An update copies the model into a ring and does nothing else.  The mean is computed on demand,
+    in float64, over any window up to the largest.
 
     window: a number, or several.  every: take each k-th update.  parts: names or patterns of what
     is averaged (`"head.*"`; the name of a module means all that is in it); without them, all
@@ -147,11 +147,11 @@ class WindowAverage:
             self._depth -= 1
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on: past models and counters; tensors are not copied."""
+        """All that is needed to resume: past models and counters; tensors are not copied."""
         return {"format": FORMAT, "calls": self.calls, **self._ring.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the state was taken."""
+        """Resume from a state."""
         form = state.get("format")
         check(form == FORMAT, f"The state has format {form!r}, this version reads {FORMAT}.")
         self._ring.load_state(state)
@@ -172,7 +172,7 @@ class WindowAverage:
         self._store.keep(saved["sums"])
 
     def load(self, folder: str | PathLike[str]) -> None:
-        """Go on where `save` wrote the folder."""
+        """Resume from a folder that `save` wrote."""
         path = Path(folder)
         check((path / MANIFEST).is_file(), f"{path} holds no window average (no {MANIFEST}).")
         saved, store = read_manifest(path / MANIFEST, FORMAT), Segments(path)
@@ -197,12 +197,12 @@ class WindowAverage:
 
     def _write(self, values: Mapping[str, Tensor]) -> None:
         for name, tensor in self._tensors().items():
-            # Past autograd's notice: a backward pass that is under way finds what it saved.
+            # `data` hides the write from autograd: a backward pass under way finds what it saved.
             tensor.data.copy_(values[name])
 
 
 def _check_free(path: Path, overwrite: bool) -> None:
-    """Raise unless the folder is empty, or holds nothing but an average that may go."""
+    """Raise unless the folder is empty, or holds nothing but an average that may be replaced."""
     check(path.is_dir() or not path.exists(), f"{path} is a file; name a folder.")
     there = [p.name.lstrip(".") for p in path.iterdir()] if path.exists() else []
     check(overwrite or not there, f"{path} exists: name another folder, or overwrite=True.")

@@ -55,7 +55,7 @@ def femnist_cnn(
 def shakespeare_lstm(
     shape: Shape, classes: int, *, embedding: int = 8, hidden: int = 256
 ) -> nn.Module:
-    """Sequences of ids below `classes`: it says the next one at every place."""
+    """Sequences of ids below `classes`: predicts the next one at every place."""
     if len(shape) != 1:
         raise _misfit("lstm", "(length,)", shape)
     return ShakespeareLSTM(classes, embedding, hidden)

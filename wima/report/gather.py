@@ -1,4 +1,4 @@
-"""Runs and sheets in folders, as reports need them; what cannot be used is named with reasons."""
+"""Reads the runs and sheets of a report; what cannot be used is listed with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wima.runs.folder import Run, read_run, seconds_of, state_of
 from wima.runs.settings import Settings
 
 MARKER = ".wima-report"  # in the folder of a report
-SIGNS = ("settings.toml", "records.jsonl", "status.json")  # any of them: meant to be a run
+SIGNS = ("settings.toml", "records.jsonl", "status.json")  # a folder with any of them is a run
 
 
 class Trace(NamedTuple):
@@ -44,7 +44,7 @@ class Omitted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """All that a report is made of.  Keys are resolved paths, so that nothing is there twice."""
+    """The input of a report.  Keys are resolved paths, so that nothing is there twice."""
 
     runs: dict[Path, Trace]
     sheets: dict[Path, Sheet]
@@ -68,7 +68,7 @@ def gather(paths: Sequence[Path], metric: str) -> Found:
 
 
 def _walk(folder: Path, metric: str, found: Found, seen: set[Path]) -> bool:
-    """Take in a folder; whether anything in it was meant for us."""
+    """Read a folder; returns whether it holds runs, sheets or a report."""
     place = folder.resolve()
     if place in seen:
         return True
@@ -88,11 +88,11 @@ def _walk(folder: Path, metric: str, found: Found, seen: set[Path]) -> bool:
     sheets = [folder / name for name in sorted(names) if name.endswith(SUFFIX)]
     for sheet in sheets:
         _add_sheet(sheet, found)
-    told = {child: _walk(child, metric, found, seen) for child in folders}
-    if not any(told.values()) and not sheets:
-        return False  # told by the caller, as a whole
-    strangers = [child for child, ours in told.items() if not ours]
-    found.omitted.extend(Omitted(str(child), "not a run folder") for child in strangers)
+    used = {child: _walk(child, metric, found, seen) for child in folders}
+    if not any(used.values()) and not sheets:
+        return False  # the caller lists the folder as omitted
+    unused = [child for child, is_used in used.items() if not is_used]
+    found.omitted.extend(Omitted(str(child), "not a run folder") for child in unused)
     return True
 
 
@@ -145,7 +145,7 @@ def _curve(run: Run, model: str, metric: str) -> Curve:
 
 
 def _seconds(path: Path) -> float | None:
-    """What the rounds took together, if that was written down."""
+    """The time of all rounds together, if it was recorded."""
     try:
         return sum(seconds_of(path).values()) or None
     except UsageError:

@@ -9,10 +9,10 @@ from wima.report.gather import Omitted, Trace
 from wima.report.measure import Measure
 from wima.report.statistics import LAST
 from wima.report.tables import Members, Table, make_table
-from wima.runs.settings import HOW, Choice, Settings
+from wima.runs.settings import NOT_IN_RESULTS, Choice, Settings
 
 NAME = "runs"
-APART = {"seed", *HOW}  # what runs of one row may differ in
+APART = {"seed", *NOT_IN_RESULTS}  # what runs of one row may differ in
 
 
 def runs_table(runs: Sequence[Trace], measure: Measure) -> tuple[Table, list[Omitted]]:

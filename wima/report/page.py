@@ -41,8 +41,8 @@ def page(
 ) -> str:
     """The page of these tables.  files: slug -> what else was written of a table."""
     data = payload(tables, omitted, measure)
-    told = {name: fact for name, fact in facts.items() if name != "notes"}
-    data |= {"facts": told, "files": files}
+    shown = {name: fact for name, fact in facts.items() if name != "notes"}
+    data |= {"facts": shown, "files": files}
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {

@@ -1,4 +1,4 @@
-"""What a report says of a metric's curves: level, spread, gain, stability, speed, forgetting.
+"""The numbers of a metric's curve: level, spread, gain, stability, speed, forgetting.
 
 A curve is the metric of one model over the rounds of one run, where it was evaluated.
 """
@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import nan, sqrt
+from math import nan
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wima.core.statistics import student_margin
+
 LAST = 100  # rounds; the paper's tables average over the last 100
 BATCHES = 5  # stretches of rounds whose means count as independent
 LEAST = 4 * BATCHES  # rounds; with fewer there is no interval from one run
-CONFIDENCE = 0.95
 
 Floats = NDArray[np.float64]
 Basis = Literal["seeds", "rounds"]
@@ -41,7 +42,7 @@ class Score(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A mean with half the width of its 95 % interval; NaN if there is too little to tell."""
+    """A mean with half the width of its 95 % interval; NaN if there is too little data."""
 
     mean: float
     half: float
@@ -99,10 +100,8 @@ def gain_over_seeds(differences: Sequence[float]) -> Interval:
     Both models of a pair saw the same cohorts, so what the seed does to both is not in the
     difference.  mean ± t(n - 1) s / sqrt(n).
     """
-    mean, deviation = over_seeds(differences)
-    count = len(differences)
-    half = student(count - 1) * deviation / sqrt(count) if count > 1 else nan
-    return Interval(mean, half, "seeds", count)
+    mean, _ = over_seeds(differences)
+    return Interval(mean, student_margin(differences), "seeds", len(differences))
 
 
 def gain_over_rounds(differences: Floats) -> Interval:
@@ -111,8 +110,8 @@ def gain_over_rounds(differences: Floats) -> Interval:
     Rounds that follow each other are correlated, and a window makes them more so.  The rounds are
     cut into five stretches of equal length; the means of stretches are nearly independent if a
     stretch is longer than the correlation.  mean ± t(4) s / sqrt(5), s over the stretches' means.
-    It tells how sure the mean is for this run, and nothing about other seeds.  Where the
-    correlation is as long as a stretch, the interval is too narrow.
+    The interval is of the mean of this run, not of other seeds.  Where the correlation is as long
+    as a stretch, it is too narrow.
     """
     count = len(differences)
     mean = float(np.mean(differences)) if count else nan
@@ -120,15 +119,7 @@ def gain_over_rounds(differences: Floats) -> Interval:
         return Interval(mean, nan, "rounds", count)
     size = count // BATCHES
     stretches = differences[count - BATCHES * size :].reshape(BATCHES, size).mean(axis=1)
-    half = student(BATCHES - 1) * float(np.std(stretches, ddof=1)) / sqrt(BATCHES)
-    return Interval(mean, half, "rounds", count)
-
-
-def student(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's distribution."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    return Interval(mean, student_margin(stretches), "rounds", count)
 
 
 def thinned(curve: Curve, points: int) -> Curve:

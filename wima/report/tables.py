@@ -31,7 +31,7 @@ class Member(NamedTuple):
     seed: int
     model: str  # its name in the run's records
     run: Trace | None  # None: there is no such run, or it is left out
-    score: Score | None  # so far, if the run goes on
+    score: Score | None  # so far, if the run is unfinished
 
     @property
     def counts(self) -> bool:
@@ -106,9 +106,9 @@ Members = Mapping[str, Mapping[int, tuple[Trace | None, str]]]  # heading -> see
 
 
 def sheet_table(path: Path, sheet: Sheet, found: Found, measure: Measure) -> Table:
-    """The table of a sheet; its runs are looked up beside it.  Rows and columns without any go."""
+    """The table of a sheet with the runs beside it; rows and columns without runs are left out."""
     last = measure.last or sheet.last
-    sheet = _begun(sheet, path.parent)
+    sheet = _started(sheet, path.parent)
     places: dict[tuple[str, str], dict[str, dict[int, tuple[Trace | None, str]]]] = {}
     for cell in sheet.cells:
         run = found.runs.get((path.parent / cell.run).resolve())
@@ -118,10 +118,10 @@ def sheet_table(path: Path, sheet: Sheet, found: Found, measure: Measure) -> Tab
     return make_table(sheet, places, last, measure)
 
 
-def _begun(sheet: Sheet, folder: Path) -> Sheet:
+def _started(sheet: Sheet, folder: Path) -> Sheet:
     """The sheet without the rows and columns of which no run was started; all, if none was."""
-    begun = [cell for cell in sheet.cells if (folder / cell.run).exists()] or sheet.cells
-    rows, columns = {cell.row for cell in begun}, {cell.column for cell in begun}
+    started = [cell for cell in sheet.cells if (folder / cell.run).exists()] or sheet.cells
+    rows, columns = {cell.row for cell in started}, {cell.column for cell in started}
     return sheet._replace(
         rows=[row for row in sheet.rows if row in rows],
         columns=[column for column in sheet.columns if column in columns],

@@ -108,20 +108,20 @@ def _seeds(entries: Collection[Entry | None]) -> str:
 def notes(table: Table, measure: Measure) -> list[str]:
     """What a reader of the table must know, a sentence each."""
     sheet = table.sheet
-    told = [f"{measure.title.capitalize()}: mean over the last {table.last} rounds, then seeds."]
+    lines = [f"{measure.title.capitalize()}: mean over the last {table.last} rounds, then seeds."]
     entries = table.entries.values()
     if any(entry.printed for entry in entries):
-        told.append(f"In parentheses: the paper's number ({sheet.shown}), and ours minus it.")
+        lines.append(f"In parentheses: the paper's number ({sheet.shown}), and ours minus it.")
     bases = {entry.gain.basis for entry in entries if entry.gain}
     if bases:
-        told.append("Gain: over plain, paired, with its 95 % interval.")
+        lines.append("Gain: over plain, paired, with its 95 % interval.")
     if "rounds" in bases:
-        told.append("* One seed: the interval is from the rounds of that run (batch means).")
-    told += [sheet.note] if sheet.note else []
-    return told + ([f"Command: {sheet.command}"] if sheet.command else [])
+        lines.append("* One seed: the interval is from the rounds of that run (batch means).")
+    lines += [sheet.note] if sheet.note else []
+    return lines + ([f"Command: {sheet.command}"] if sheet.command else [])
 
 
-def whole_page(
+def markdown_page(
     tables: Sequence[Table], omitted: Sequence[Omitted], measure: Measure, facts: Mapping[str, str]
 ) -> str:
     """All tables on one Markdown page, with the machines and versions behind them."""
@@ -148,8 +148,8 @@ def markdown(table: Table, measure: Measure) -> str:
     rule = ["---"] * made.labels + ["---:"] * (len(made.header) - made.labels)
     lines = [made.header, rule, *made.lines]
     body = "\n".join("| " + " | ".join(_md(text) for text in line) + " |" for line in lines)
-    told = "\n".join(f"- {_md(note)}" for note in notes(table, measure))
-    return f"# {_md(table.sheet.title)}\n\n{body}\n\n{told}\n"
+    listed = "\n".join(f"- {_md(note)}" for note in notes(table, measure))
+    return f"# {_md(table.sheet.title)}\n\n{body}\n\n{listed}\n"
 
 
 def _md(text: str) -> str:

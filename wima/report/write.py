@@ -20,7 +20,7 @@ from wima.report.groups import runs_table
 from wima.report.measure import Measure
 from wima.report.page import page
 from wima.report.tables import Table, sheet_table
-from wima.report.texts import data_csv, latex, markdown, table_csv, whole_page
+from wima.report.texts import data_csv, latex, markdown, markdown_page, table_csv
 from wima.storage.files import written
 
 
@@ -47,21 +47,21 @@ def write_report(
     measure = measure or Measure()
     check_measure(measure)
     check_out(out, force)
-    told = "" if notes is None else read_notes(notes)
+    text = "" if notes is None else read_notes(notes)
     found = gather(paths, measure.metric)
     if not found.runs:
         reasons = "\n".join(f"  {item.path}: {item.reason}" for item in found.omitted[:10])
         raise UsageError(f"There are no runs to report on.\n{reasons}")
     tables, repeats = make_tables(found, measure)
     omitted = [*found.omitted, *repeats]
-    facts = _facts(_title(out, paths)) | {"notes": told}
+    facts = _facts(_title(out, paths)) | {"notes": text}
     with written(out, folder=True, over=force, kind=UsageError) as draft:
         _fill(draft, tables, omitted, measure, facts)
     return Report(out, tables, len(found.runs), omitted)
 
 
 def check_measure(measure: Measure) -> None:
-    """Refuse what cannot be meant."""
+    """Refuse impossible values."""
     last, target = measure.last, measure.target
     check(last is None or last > 0, f"--last must be a positive number of rounds, got {last}.")
     if measure.is_share and target is not None:
@@ -136,7 +136,7 @@ def _fill(
         drawn = draw_table(table, folder / "figures", measure)
         files[table.slug] = [*texts, *(f"figures/{name}" for name in drawn)]
     _write(folder / "data.csv", data_csv(tables))
-    _write(folder / "report.md", whole_page(tables, omitted, measure, facts))
+    _write(folder / "report.md", markdown_page(tables, omitted, measure, facts))
     _write(folder / "index.html", page(tables, omitted, measure, facts, files))
 
 

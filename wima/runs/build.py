@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm
 from wima.core.checks import is_number
 from wima.core.errors import check
+from wima.data.batches import LocalSGD
 from wima.engine.faults import Faults
+from wima.engine.options import RunOptions
 from wima.runs.plan import check_plan, make_plan
 from wima.runs.settings import Settings
 from wima.simulation import schedules
@@ -21,10 +24,6 @@ from wima.simulation.simulation import Simulation, simulate
 from wima.storage.segments import Segments, Storage
 from wima.task.objectives import objective
 from wima.task.task import Task, make_task
-
-# Settings that `simulate` takes as they are, by the same name.
-TAKEN = {"rounds", "clients_per_round", "lr", "stack_server", "weighting", "seed", "eval_every"}
-TAKEN |= {"eval_last", "engine", "workers", "diverged"}
 
 
 def build_task(settings: Settings) -> Task:
@@ -79,11 +78,11 @@ def storage(settings: Settings, folder: Path | None) -> Storage:
 def build(
     settings: Settings,
     folder: Path | None = None,
-    tell: Callable[[str], object] = lambda line: None,
+    report: Callable[[str], object] = lambda line: None,
     algorithm: Algorithm | None = None,
     **instead: Any,
 ) -> Simulation:
-    """A simulation that is ready to run; folder: for what is kept in files; tell: gets the plan.
+    """A simulation that is ready to run; folder: for what is kept in files; report: gets the plan.
 
     algorithm and other arguments of `simulate` take the place of what the settings name.
     """
@@ -94,14 +93,14 @@ def build(
     if folder is not None:
         plan = make_plan(settings, task, algorithm, averagers)
         check_plan(plan, settings, folder)
-        tell(plan.in_words(settings))
-    options: dict[str, Any] = {
+        report(plan.in_words(settings))
+    options = {
         "server_opt": server,
         "averagers": averagers,
         "schedule": settings.schedule.make("schedule", schedules.BY_NAME),
-        "faults": Faults(**{n: getattr(settings, n) for n in ("dropout", "stragglers", "exclude")}),
+        "faults": settings.part(Faults),
         "storage": storage(settings, folder),
-        **{name: getattr(settings, name) for name in TAKEN},
-        **settings.sgd,
+        **asdict(settings.part(RunOptions)),
+        **asdict(settings.part(LocalSGD)),
     }
     return simulate(task, algorithm, **{**options, **instead})

@@ -66,7 +66,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, settings: Settings, lock: Lock, done: int) -> RunFolder:
-        """Go on after so many rounds; what was recorded of later ones is played again."""
+        """Go on after so many rounds; later rounds are run again."""
         try:
             for name in ("records.jsonl", "times.jsonl"):
                 kept = first_lines(path / name, done)

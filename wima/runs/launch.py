@@ -28,7 +28,7 @@ from wima.runs.folder import (
     run_name,
 )
 from wima.runs.progress import Progress
-from wima.runs.settings import HOW, Settings
+from wima.runs.settings import Settings
 from wima.runs.trackers.dispatch import Trackers
 from wima.simulation.simulation import Record, Simulation
 from wima.storage import manifests
@@ -75,7 +75,7 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
     try:
         with build(settings, path / FOLDER, print, **instead) as simulation:
             folder = RunFolder.create(path, settings, simulation.facts())
-            Player(simulation, folder, settings, trackers, progress).play()
+            Runner(simulation, folder, settings, trackers, progress).run()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
@@ -91,8 +91,8 @@ def resume(path: Path, progress: Follow = Progress, **instead: Any) -> Run:
         trackers = Trackers(run.settings.trackers)
         engine = run.environment.get("engine", run.settings.engine)
         check(
-            engine in NAMES or "engine" in instead,
-            f"The run in {path} was played by engine {engine!r}, which `wima resume` does not "
+            engine in NAMES or "make" in instead,
+            f"The run in {path} was run by engine {engine!r}, which `wima resume` does not "
             "have; start it again the way it was started.",
         )
         settings = run.settings.model_copy(update={"engine": engine})
@@ -107,7 +107,7 @@ def resume(path: Path, progress: Follow = Progress, **instead: Any) -> Run:
             for reason in wrong:
                 print(f"Skipped a checkpoint: {reason}.")
             print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
-            Player(simulation, folder, settings, trackers, progress).play()
+            Runner(simulation, folder, settings, trackers, progress).run()
     finally:
         lock.release()
     return read_run(path)
@@ -124,8 +124,7 @@ def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
     """What must be the same for a run to go on to the same bytes."""
     around = environment()
     versions = {name: around[name] for name in ("wima", "torch", "numpy")}
-    matters = settings.model_dump(mode="json", exclude=HOW)
-    return {**matters, "engine": simulation.engine, **versions}
+    return {**settings.in_results(), "engine": simulation.engine, **versions}
 
 
 def _check_same(path: Path, found: Saved, now: dict[str, Any]) -> None:
@@ -142,8 +141,8 @@ def _check_same(path: Path, found: Saved, now: dict[str, Any]) -> None:
         )
 
 
-class Player:
-    """Plays the rounds that are left; however that ends, the folder says so."""
+class Runner:
+    """Runs the rounds that are left; however that ends, the folder says so."""
 
     def __init__(
         self,
@@ -159,15 +158,15 @@ class Player:
         self._saved, self._when = simulation.t, time.monotonic()
         self._stop: int | None = None  # the signal that asks to end
 
-    def play(self) -> None:
-        """Play, and when the folder is closed, tell the trackers how it ended."""
+    def run(self) -> None:
+        """Run, and when the folder is closed, notify the trackers."""
         keep_freed_memory()
         try:
-            self._play()
+            self._run()
         finally:
             self.trackers.finish(self.folder.state)
 
-    def _play(self) -> None:
+    def _run(self) -> None:
         try:
             self.trackers.start(self.folder.path)
             with self._signals():
@@ -214,7 +213,7 @@ class Player:
     def _fail(self, error: Exception) -> None:
         """Keep what was reached, write down the reason, and raise."""
         path, done = self.folder.path, self.folder.done
-        recorded = self.simulation.whole and done == self.simulation.t
+        recorded = self.simulation.between_rounds and done == self.simulation.t
         if recorded and not isinstance(error, Diverged):
             with contextlib.suppress(Exception):  # the disk may be what failed
                 self._save()

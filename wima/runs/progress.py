@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Self
 
-from rich import progress
 from rich.console import Console
+from rich.progress import TextColumn
 
+from wima.core.progress import progress_bar
 from wima.simulation.simulation import Record
 
 
@@ -17,15 +18,11 @@ class Progress:
     def __init__(self, rounds: int, done: int = 0, console: Console | None = None) -> None:
         self.rounds, self._done, self.console = rounds, done, console or Console()
         self._begin, self._latest, self._lines = time.perf_counter(), "", max(1, rounds // 10)
-        self._bar = progress.Progress(
-            progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-            progress.BarColumn(bar_width=None),
-            progress.TextColumn("{task.description}"),
-            progress.TextColumn("{task.fields[pace]}"),
-            progress.TimeRemainingColumn(),
+        self._bar = progress_bar(
+            "round {task.completed:.0f}/{task.total:.0f}",
+            TextColumn("{task.description}"),
+            TextColumn("{task.fields[pace]}"),
             console=self.console,
-            disable=not self.console.is_terminal,
-            transient=True,
         )
         self._task = self._bar.add_task("", total=rounds, pace="")
 
@@ -41,12 +38,12 @@ class Progress:
         if record.metrics:
             self._latest = _describe(record)
         seconds = time.perf_counter() - self._begin
-        played = record.t - self._done
-        pace = f"{played / max(seconds, 1e-9):.1f} rounds/s"
+        rounds_run = record.t - self._done
+        pace = f"{rounds_run / max(seconds, 1e-9):.1f} rounds/s"
         self._bar.update(self._task, completed=record.t, description=self._latest, pace=pace)
         last = record.t == self.rounds
         if not self.console.is_terminal and (record.t % self._lines == 0 or last):
-            left = seconds / played * (self.rounds - record.t)
+            left = seconds / rounds_run * (self.rounds - record.t)
             line = f"round {record.t}/{self.rounds}  {self._latest}  {pace}  {left:.0f} s left"
             self.console.print(line, highlight=False, soft_wrap=True)
 

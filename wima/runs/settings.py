@@ -10,10 +10,11 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 import tomli_w
 from pydantic import (
@@ -21,15 +22,20 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    create_model,
     field_validator,
     model_validator,
 )
 
 from wima.core.errors import UsageError, unknown
+from wima.data.batches import LocalSGD
+from wima.engine.faults import Faults
+from wima.engine.options import RunOptions
 
 CHOICES = ("data", "model", "algorithm", "server", "schedule")
 PRESETS = Path(__file__).parent / "presets"
 Made = TypeVar("Made")
+Part = TypeVar("Part", RunOptions, LocalSGD, Faults)
 
 
 class Choice(BaseModel):
@@ -70,14 +76,31 @@ class Choice(BaseModel):
         return partial(made, **self.parameters)
 
 
-HOW = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes", "window_store"}
-HOW |= {"client_memory_gb", "trackers"}  # how a run is played, not what it gives
+# Settings that say how a run is computed and kept, not what it gives.
+NOT_IN_RESULTS = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes"}
+NOT_IN_RESULTS |= {"window_store", "client_memory_gb", "trackers"}
+PARTS = (RunOptions, LocalSGD, Faults)  # these declare their own options
+
+if TYPE_CHECKING:
+
+    class _Options(BaseModel, RunOptions, LocalSGD, Faults, frozen=True): ...
+
+else:
+    _Options = create_model(
+        "_Options",
+        **{
+            field.name: (get_type_hints(part)[field.name], field.default)
+            for part in PARTS
+            for field in fields(part)
+        },
+    )
 
 
-class Settings(BaseModel):
-    """Everything that determines a run; `engine`, `workers` and `device` only up to rounding."""
+class Settings(_Options, frozen=True, extra="forbid", strict=True):
+    """Everything that determines a run; `engine`, `workers` and `device` only up to rounding.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    Besides what follows, the options of `RunOptions`, `LocalSGD` and `Faults`.
+    """
 
     data: Choice = Choice(name="digits")  # a known data set, or the path of an .npz file
     clients: int | None = None  # as the data set has them, or 100
@@ -87,37 +110,16 @@ class Settings(BaseModel):
     model: Choice = Choice(name="mlp")
     algorithm: Choice = Choice(name="fedavg")
     server: Choice = Choice(name="sgd")
-    stack_server: bool = False  # a server optimizer on top of the algorithm's own rule
-    averagers: list[Choice] = [Choice(name="wima")]
-    rounds: int = 500
-    clients_per_round: int = 10
-    lr: float = 0.1
+    averagers: list[Choice] = Field([Choice(name="wima")])
     schedule: Choice = Choice(name="constant")
-    batch_size: int | Literal["full"] = 10
-    epochs: int = 1
-    steps: int | None = None
-    last_batch: Literal["fill", "short"] = "fill"
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    clip: float | None = None
-    weighting: Literal["examples", "uniform"] = "examples"
-    seed: int = 0
-    eval_every: int = 1
-    eval_last: int = 100
     eval_batch_size: int = 256
-    engine: str = "auto"
-    workers: int | None = None  # processes that train, this one among them
     device: str = "cpu"  # or cuda, cuda:1, mps
-    dropout: float = 0.0  # probability that a client of the cohort never answers
-    stragglers: float = 0.0  # probability that a client does only a part of its steps
-    exclude: bool = False  # leave out clients whose models are not finite
-    diverged: float = 1e4  # times the norm of the initial model, which end the run
     checkpoint_every: int = Field(100, ge=0)  # rounds; 0: only by time
     checkpoint_minutes: float = Field(10.0, ge=0)  # 0: only by rounds
     window_store: Literal["memory", "files"] = "memory"  # past models
     client_memory_gb: float | None = None  # of clients' memory in memory; the rest is in files
     store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models and clients' memory
-    trackers: list[str] = []  # where the run is recorded besides its folder
+    trackers: list[str] = Field([])  # where the run is recorded besides its folder
 
     @model_validator(mode="before")
     @classmethod
@@ -139,14 +141,16 @@ class Settings(BaseModel):
     @property
     def run_id(self) -> str:
         """A hash of all that matters for the results."""
-        matters = self.model_dump(mode="json", exclude=HOW)
-        return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:10]
+        matters = json.dumps(self.in_results(), sort_keys=True)
+        return hashlib.sha256(matters.encode()).hexdigest()[:10]
 
-    @property
-    def sgd(self) -> dict[str, Any]:
-        """The options of local SGD."""
-        names = {"batch_size", "epochs", "steps", "last_batch", "weight_decay", "momentum", "clip"}
-        return {name: getattr(self, name) for name in names}
+    def in_results(self) -> dict[str, Any]:
+        """The settings that matter for the results, as JSON has them."""
+        return self.model_dump(mode="json", exclude=NOT_IN_RESULTS)
+
+    def part(self, kind: type[Part]) -> Part:
+        """The options that belong to a dataclass such as `LocalSGD`."""
+        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
 
     def to_toml(self) -> str:
         """All settings, resolved; `wima run` reads the text back."""

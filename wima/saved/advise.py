@@ -1,4 +1,4 @@
-"""Which average of saved checkpoints is best, by how much, and how sure that is.
+"""Finds the best average of saved checkpoints, with a confidence interval of its gain.
 
 Every candidate is evaluated as if training had ended at each of the last m checkpoints.  Its gain
 at an end point is its metric there minus that of the plain checkpoint there: the two share the test
@@ -20,11 +20,11 @@ import numpy as np
 
 from wima.core.checks import check_count
 from wima.core.errors import UsageError, check
+from wima.core.statistics import RISK, student_margin
 from wima.saved.mean import Decay, Rule, Window, average_files
 from wima.saved.read import INDEX
 
 T = TypeVar("T")
-RISK = 0.05  # that any interval misses
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 
 
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     rule: Rule
     values: list[float]
     gain: float = 0.0  # mean over end points; positive is better
-    margin: float | None = 0.0  # half the interval of the gain; None with one end point
+    margin: float = 0.0  # half the interval of the gain; NaN with one end point
 
     @property
     def mean(self) -> float:
@@ -128,20 +128,9 @@ def compare(values: dict[Rule, list[float]], minimize: bool) -> list[Row]:
     rows = [Row(rule, own) for rule, own in values.items()]
     for n, row in enumerate(rows[1:], 1):
         gains = (np.array(row.values) - plain) * (-1 if minimize else 1)
-        margin = interval(gains, RISK / (len(rows) - 1))
+        margin = student_margin(gains, RISK / (len(rows) - 1))
         rows[n] = row._replace(gain=float(gains.mean()), margin=margin)
     return rows
-
-
-def interval(gains: np.ndarray, risk: float) -> float | None:
-    """Half the t-interval of a mean; None for one value."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    count = len(gains)
-    if count < 2:
-        return None
-    quantile = stdtrit(count - 1, 1 - risk / 2)
-    return float(quantile * gains.std(ddof=1) / np.sqrt(count))
 
 
 def best_of(rows: Sequence[Row]) -> Row:
@@ -155,23 +144,23 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     if best is rows[0]:
         return ["Averaging does not help here: no candidate is better than the plain checkpoint."]
     gain = f"{best.rule.name} is best: {best.mean:.5g}, against {rows[0].mean:.5g} of plain"
-    if best.margin is None:
+    if ends == 1:
         return [f"{gain}.", "One end point: nothing is known of the uncertainty; use --ends 5."]
-    told = f"{gain}; gain {best.gain:.3g} ± {best.margin:.2g} over {ends} end points."
+    summary = f"{gain}; gain {best.gain:.3g} ± {best.margin:.2g} over {ends} end points."
     if best.gain <= best.margin:
         noise = "That is within the noise: it is not shown that averaging helps here."
-        return [told, f"{noise} More end points tell more: --ends {2 * ends}."]
-    return [told, f"Averaging helps here: wima average {best.rule.option}.", *_equals(rows, best)]
+        return [summary, f"{noise} More end points tell more: --ends {2 * ends}."]
+    helps = f"Averaging helps here: wima average {best.rule.option}."
+    return [summary, helps, *_equals(rows, best)]
 
 
 def _equals(rows: Sequence[Row], best: Row) -> list[str]:
-    """The other candidates that cannot be told from the best one."""
+    """The other candidates that are indistinguishable from the best one."""
     close = [row for row in rows[1:] if row is not best and _overlaps(row, best)]
     names = ", ".join(row.rule.name for row in close)
-    return [f"Not to be told from the best with these end points: {names}."] if names else []
+    return [f"Indistinguishable from the best with these end points: {names}."] if names else []
 
 
 def _overlaps(row: Row, best: Row) -> bool:
     differences = np.array(best.values) - row.values
-    margin = interval(differences, RISK)
-    return margin is not None and abs(differences.mean()) <= margin
+    return bool(abs(differences.mean()) <= student_margin(differences))

@@ -1,4 +1,4 @@
-"""A user's command that tells how good a checkpoint is."""
+"""Evaluates a checkpoint with a command of the user's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b"
 
 @dataclass(frozen=True)
 class Command:
-    """Runs the command with the file's name in place of {}; no shell is between.
+    """Runs the command with the file's name in place of {}, without a shell.
 
     The result is the last number that it prints; or, if its last line is a JSON object, the number
     called `metric` there.
@@ -47,8 +47,8 @@ class Command:
         except OSError as error:
             raise UsageError(f"--eval: cannot run {words[0]!r}: {error.strerror}.") from None
         if done.returncode:
-            told = _end(done.stderr) or _end(done.stdout) or "It printed nothing."
-            raise RunError(f"`{shlex.join(words)}` ended with {done.returncode}.\n{told}")
+            output = _end(done.stderr) or _end(done.stdout) or "It printed nothing."
+            raise RunError(f"`{shlex.join(words)}` ended with {done.returncode}.\n{output}")
         return self._number(done.stdout, shlex.join(words))
 
     def _number(self, printed: str, command: str) -> float:
@@ -57,8 +57,8 @@ class Command:
             value = float((NUMBER.findall(printed) or ["nan"])[-1])
         if value is None or not isfinite(value):
             wanted = f"a JSON object with {self.metric!r}" if self.metric else "a number"
-            told = _end(printed) or "nothing"
-            raise RunError(f"Expected {wanted} as the last output of `{command}`, got: {told}")
+            output = _end(printed) or "nothing"
+            raise RunError(f"Expected {wanted} as the last output of `{command}`, got: {output}")
         return value
 
 

@@ -44,7 +44,7 @@ class Window:
 
     @property
     def option(self) -> str:
-        """How `wima average` is asked for it."""
+        """The option of `wima average` that selects it."""
         return f"--window {self.window}"
 
     @property
@@ -115,7 +115,7 @@ class Piece(NamedTuple):
     end: int
 
 
-class Plan(NamedTuple):
+class AveragePlan(NamedTuple):
     """What is averaged, and how."""
 
     files: list[Path]  # those that count, oldest first
@@ -150,7 +150,7 @@ def average_files(
     tensors, metadata = _common(used, key)
     averaged = {n for n, spec in tensors.items() if spec.floating and _matches(n, part)}
     check(bool(averaged) or not part, f"--part {' '.join(part)} matches no tensor of {used[-1]}.")
-    pieces = _average(Plan(used, rule, tensors, averaged, key), progress)
+    pieces = _average(AveragePlan(used, rule, tensors, averaged, key), progress)
     about = f"{rule.name}: {len(used)} files, {used[0].name} to {used[-1].name}"
     write(out, Content(tensors, {**metadata, "wima": about}, pieces, used[-1], key), force)
     return Averaged(used, len(tensors), sum(spec.numel for spec in tensors.values()))
@@ -181,8 +181,8 @@ def _compare(
     check(not has, f"{file} has {has}, which {newest} lacks; {same}")
     for name, spec in tensors.items():
         for what, got, there in zip(Spec._fields, spec, expected[name], strict=True):
-            told = f"{file}: tensor {name!r} has {what} {got}, but {there} in {newest}; {same}"
-            check(got == there, told)
+            message = f"{file}: tensor {name!r} has {what} {got}, but {there} in {newest}; {same}"
+            check(got == there, message)
 
 
 def _some(names: set[str]) -> str:
@@ -205,7 +205,7 @@ def _groups(tensors: Mapping[str, Spec]) -> Iterator[list[Piece]]:
         yield group
 
 
-def _average(plan: Plan, progress: Callable[[float], None]) -> Iterator[Array]:
+def _average(plan: AveragePlan, progress: Callable[[float], None]) -> Iterator[Array]:
     """The numbers of all tensors as they are stored, piece by piece."""
     groups = list(_groups(plan.tensors))
     for done, group in enumerate(groups):
@@ -221,14 +221,16 @@ def _average(plan: Plan, progress: Callable[[float], None]) -> Iterator[Array]:
                 yield newest.read(*piece) if total is None else _value(plan, piece, total)
 
 
-def _add(plan: Plan, checkpoint: Checkpoint, totals: Mapping[Piece, Array], seen: int) -> None:
+def _add(
+    plan: AveragePlan, checkpoint: Checkpoint, totals: Mapping[Piece, Array], seen: int
+) -> None:
     with np.errstate(all="ignore"):  # infinities and NaN go through, as in the training loop
         for piece, total in totals.items():
             x = decode(checkpoint.read(*piece), plan.tensors[piece.name].dtype)
             plan.rule.add(total, x, seen)
 
 
-def _value(plan: Plan, piece: Piece, total: Array) -> Array:
+def _value(plan: AveragePlan, piece: Piece, total: Array) -> Array:
     with np.errstate(all="ignore"):
         value = plan.rule.value(total, len(plan.files))
         return encode(value, plan.tensors[piece.name].dtype)

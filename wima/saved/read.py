@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from wima.core.errors import check
-from wima.saved.tensors import BY_NUMPY, STORED, Array, Spec, check_dtype, damaged
+from wima.saved.tensors import BY_NUMPY, STORED, Array, Spec, check_dtype, reading
 
 TORCH = (".pt", ".pth", ".ckpt", ".bin")
 INDEX = ".json"
@@ -36,22 +36,20 @@ class Checkpoint(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...
 
 
 class SafetensorsFile:
-    """safetensors checks the header; numbers are read from where it says they are."""
+    """The tensors of a .safetensors file; safetensors checks its header."""
 
     def __init__(self, path: Path, key: str | None = None) -> None:
         self.path = path
-        try:
-            with safe_open(path, framework="numpy"):  # refuses what is not whole
+        with reading(path, (OSError, SafetensorError, ValueError)):
+            with safe_open(path, framework="numpy"):  # refuses incomplete files
                 self._file = path.open("rb")
             size = int.from_bytes(self._file.read(8), "little")
             header = json.loads(self._file.read(size))
-        except (OSError, SafetensorError, ValueError) as error:
-            raise damaged(path, error) from None
         self.metadata = header.pop("__metadata__", {})
         for name, about in header.items():
             check_dtype(path, name, about["dtype"], about["dtype"] in STORED)
@@ -62,11 +60,9 @@ class SafetensorsFile:
 
     def read(self, name: str, begin: int, end: int) -> Array:
         stored = STORED[self.tensors[name].dtype]
-        try:
+        with reading(self.path, (OSError,)):
             self._file.seek(self._begin[name] + begin * stored.itemsize)
             numbers = np.fromfile(self._file, stored, end - begin)
-        except OSError as error:
-            raise damaged(self.path, error) from None
         check(len(numbers) == end - begin, f"{self.path} became shorter while it was read.")
         return numbers
 
@@ -80,10 +76,8 @@ class NpzFile:
     def __init__(self, path: Path, key: str | None = None) -> None:
         self.path = path
         self.metadata: Mapping[str, str] = {}
-        try:
+        with reading(path, (OSError, zipfile.BadZipFile)):
             self._zip = zipfile.ZipFile(path)
-        except (OSError, zipfile.BadZipFile) as error:
-            raise damaged(path, error) from None
         names = [name.removesuffix(".npy") for name in self._zip.namelist()]
         try:
             self.tensors = {name: self._spec(name) for name in names}
@@ -108,26 +102,20 @@ class NpzFile:
         return numbers.reshape(shape, order="F").ravel()[begin:end] if by_columns else numbers
 
     def _open(self, name: str) -> IO[bytes]:
-        try:
+        with reading(self.path, MALFORMED):
             return self._zip.open(f"{name}.npy")
-        except MALFORMED as error:
-            raise damaged(self.path, error) from None
 
     def _header(self, name: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         """Shape, order and dtype; never an object's."""
-        try:
+        with reading(self.path, MALFORMED, f"array {name!r}"):
             version = np.lib.format.read_magic(file)
             shape, by_columns, dtype = HEADERS[version](file)
             return shape, by_columns, dtype
-        except MALFORMED as error:
-            raise damaged(self.path, error, f"array {name!r}") from None
 
     def _bytes(self, file: IO[bytes], begin: int, end: int) -> bytes:
-        try:
+        with reading(self.path, MALFORMED):
             file.seek(begin, os.SEEK_CUR)
             data = file.read(end - begin)
-        except MALFORMED as error:
-            raise damaged(self.path, error) from None
         check(len(data) == end - begin, f"{self.path} ends too early; expected a whole .npz file.")
         return data
 
@@ -135,7 +123,7 @@ class NpzFile:
         self._zip.close()
 
 
-# What zipfile and numpy raise for bytes that make no sense to them.
+# What zipfile and numpy raise for invalid bytes.
 MALFORMED = (
     OSError,
     EOFError,
@@ -153,7 +141,7 @@ HEADERS: dict[tuple[int, int], Callable[[IO[bytes]], Any]] = {
 
 
 class ShardedModel:
-    """A model in several files, with an index that tells which tensor is where."""
+    """A model in several files, with an index of where each tensor is."""
 
     def __init__(self, path: Path, key: str | None = None) -> None:
         where = _weight_map(path)
@@ -180,13 +168,14 @@ class ShardedModel:
         self._stack.close()
 
 
+NO_INDEX = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
 def _weight_map(path: Path) -> dict[str, str]:
     """Tensor -> file beside the index."""
-    try:
+    with reading(path, NO_INDEX, "no index of a sharded model"):
         where = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         files = set(where.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(path, error, "no index of a sharded model") from None
     for file in files:
         plain = isinstance(file, str) and Path(file).name == file and not file.endswith(INDEX)
         check(plain, f"{path}: expected files beside the index, got {file!r}.")
@@ -194,7 +183,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
-    """Open a file by its ending; `key` tells where a PyTorch file holds the weights."""
+    """Open a file by its ending; `key`: where a PyTorch file holds the weights."""
     kind = path.suffix.lower()
     if kind in TORCH:
         from wima.saved.torchfile import TorchFile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -97,3 +99,12 @@ def damaged(path: Path, error: Exception, what: str = "") -> UsageError:
         f"{path} is damaged or no such file as its name says: {about}"
         f"{type(error).__name__}: {error!s:.200}"
     )
+
+
+@contextmanager
+def reading(path: Path, errors: tuple[type[Exception], ...], what: str = "") -> Iterator[None]:
+    """Raise these errors of the block as `damaged`."""
+    try:
+        yield
+    except errors as error:
+        raise damaged(path, error, what) from None

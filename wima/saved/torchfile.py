@@ -1,4 +1,4 @@
-"""PyTorch's files: only tensors and plain containers are loaded, what runs code is refused."""
+"""PyTorch's files: only tensors and plain containers are loaded; files with code are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-# Under which names people save weights beside other things.
+# The usual names of weights that are saved with other things.
 USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
 
 
@@ -44,8 +44,8 @@ class TorchFile:
     def __init__(self, path: Path, key: str | None = None) -> None:
         self.path = path
         self.metadata = {"format": "pt"}
-        whole = load(path)
-        found = _weights(whole, where(path, whole, key))
+        content = load(path)
+        found = _weights(content, where(path, content, key))
         self._weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         for name, tensor in self._weights.items():
             check(isinstance(name, str), f"{path}: expected names of tensors, got {name!r}.")
@@ -67,11 +67,11 @@ class TorchFile:
 
 
 def load(path: Path) -> Any:
-    """What is in the file; tensors are read when they are looked at."""
+    """The content of the file; tensors are read when they are used."""
     check(path.is_file(), f"Cannot read {path}: there is no such file.")
     try:
-        mapped = zipfile.is_zipfile(path)  # files of old versions are none, and cannot be mapped
-        with warnings.catch_warnings():  # they tell how to load it after all
+        mapped = zipfile.is_zipfile(path)  # files of old torch versions cannot be mapped
+        with warnings.catch_warnings():  # torch suggests an unsafe load
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
@@ -88,57 +88,59 @@ def load(path: Path) -> Any:
         raise damaged(path, error) from None
 
 
-def where(path: Path, whole: Any, key: str | None) -> tuple[str, ...]:
-    """The keys under which the weights are: those asked for, else where they usually are."""
-    check(isinstance(whole, Mapping), f"{path}: expected a dict, got a {type(whole).__name__}.")
+def where(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
+    """The keys of the weights: those given, else the usual ones."""
+    check(isinstance(content, Mapping), f"{path}: expected a dict, got a {type(content).__name__}.")
     if key is not None:
-        path_of_keys = (key,) if key in whole else tuple(key.split("."))
-        check(_holds(whole, path_of_keys), f"{path}: no tensors under --key {key}; {_told(whole)}")
+        path_of_keys = (key,) if key in content else tuple(key.split("."))
+        check(
+            _holds(content, path_of_keys), f"{path}: no tensors under --key {key}; {_keys(content)}"
+        )
         return path_of_keys
-    usual = [(name,) for name in USUAL if _holds(whole, (name,))]
-    if not usual and _holds(whole, ()):
+    usual = [(name,) for name in USUAL if _holds(content, (name,))]
+    if not usual and _holds(content, ()):
         return ()
-    check(len(usual) == 1, f"{path}: where are the weights? Name them with --key; {_told(whole)}")
+    check(len(usual) == 1, f"{path}: where are the weights? Name them with --key; {_keys(content)}")
     return usual[0]
 
 
-def _holds(whole: Any, keys: tuple[str, ...]) -> bool:
+def _holds(content: Any, keys: tuple[str, ...]) -> bool:
     """Whether there is a dict of tensors under the keys."""
-    weights = _weights(whole, keys)
+    weights = _weights(content, keys)
     return isinstance(weights, Mapping) and any(isinstance(v, Tensor) for v in weights.values())
 
 
-def _weights(whole: Any, keys: tuple[str, ...]) -> Any:
+def _weights(content: Any, keys: tuple[str, ...]) -> Any:
     for key in keys:
-        whole = whole.get(key) if isinstance(whole, Mapping) else None
-    return whole
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
 
 
-def _told(whole: Mapping[Any, Any]) -> str:
-    return f"the file holds {', '.join(map(str, list(whole)[:12])) or 'nothing'}."
+def _keys(content: Mapping[Any, Any]) -> str:
+    return f"the file holds {', '.join(map(str, list(content)[:12])) or 'nothing'}."
 
 
 def replaced(path: Path, key: str | None, tensors: Mapping[str, Tensor]) -> Any:
-    """What is in the file, with other tensors as its weights; nothing else is changed."""
-    whole = load(path)
-    return _replace(whole, where(path, whole, key), tensors)
+    """The content of the file with other weights; nothing else is changed."""
+    content = load(path)
+    return _replace(content, where(path, content, key), tensors)
 
 
-def _replace(whole: Any, keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Any:
-    changed = copy.copy(whole)
+def _replace(content: Any, keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Any:
+    changed = copy.copy(content)
     if keys:
-        changed[keys[0]] = _replace(whole[keys[0]], keys[1:], tensors)
+        changed[keys[0]] = _replace(content[keys[0]], keys[1:], tensors)
     else:
         changed.update(tensors)
     return changed
 
 
 def as_tensors(data: Array, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
-    """Tensors that lie one behind another in memory, or in a mapped file."""
+    """Tensors that follow one another in memory, or in a mapped file."""
     tensors, begin = {}, 0
     for name, spec in specs.items():
         numbers = data[begin : begin + spec.nbytes].view(STORED[spec.dtype])
-        # Where nothing is, memory must not be that of the next tensor: torch.save minds.
+        # An empty tensor must not share the memory of the next one: torch.save may refuse that.
         tensor = torch.from_numpy(numbers if spec.numel else numbers.copy())
         tensor = tensor.view(torch.bfloat16) if spec.dtype == "BF16" else tensor
         tensors[name] = tensor.reshape(spec.shape)

@@ -1,4 +1,4 @@
-"""Writes a model tensor by tensor, so that it is never whole in memory."""
+"""Writes a model piece by piece, so that memory never holds all of it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ENDINGS = (".safetensors", ".npz", *TORCH)
 
 
 class Content(NamedTuple):
-    """What is to be written; `pieces` are the numbers of the tensors, one behind another."""
+    """What is to be written; `pieces` are the numbers of the tensors, in order."""
 
     tensors: Mapping[str, Spec]
     metadata: Mapping[str, str]
     pieces: Iterable[Array]
-    like: Path  # a PyTorch file to be like, in all but the weights; for that kind of output
+    like: Path  # a PyTorch output has everything but the weights from this file
     key: str | None = None
 
 
@@ -39,7 +39,7 @@ def check_ending(out: Path) -> None:
 
 
 def write(out: Path, content: Content, force: bool = False) -> None:
-    """Write the file whose kind its ending tells; it is there when all of it is, or not at all."""
+    """Write a file of the format that its ending names; it is complete or absent."""
     check_ending(out)
     kinds: dict[str, Callable[[Path, Content], None]] = {
         ".safetensors": _safetensors,
@@ -82,7 +82,7 @@ def _npz(path: Path, content: Content) -> None:
 
 
 def _torch(path: Path, content: Content) -> None:
-    """The numbers go to a file, which is mapped then: torch.save wants all tensors at once."""
+    """The numbers go to a file that is then mapped: torch.save needs all tensors at once."""
     import torch
 
     from wima.saved.torchfile import as_tensors, replaced

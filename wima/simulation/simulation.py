@@ -9,20 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
+from inspect import Signature, signature
 from typing import Any, NamedTuple, Self
 
 from wima.algorithms.base import Algorithm
 from wima.algorithms.fedavg import FedAvg
 from wima.algorithms.server_opt import SGD, Momentum, ServerOpt
 from wima.averaging import Averager, Watch, named
-from wima.core.checks import check_count, check_rate, is_count
-from wima.core.errors import Diverged, RunError, UsageError, check
+from wima.core.errors import Diverged, RunError, check, unknown
 from wima.core.vector import Vector
 from wima.data.batches import LocalSGD
 from wima.engine import MakeEngine, make_engine
-from wima.engine.base import RoundState, Setup, Weighting, first_state, naming, one_thread
+from wima.engine.base import RoundState, Setup, first_state, located, one_thread
 from wima.engine.faults import Faults
 from wima.engine.guard import untouched
+from wima.engine.options import RunOptions
 from wima.simulation.cohorts import Cohorts, check_cohort_size, checked_cohort, uniform_cohorts
 from wima.simulation.schedules import Constant, Schedule
 from wima.storage.segments import Storage
@@ -55,39 +57,31 @@ class Simulation:
     def __init__(
         self,
         setup: Setup,
+        options: RunOptions,
         averagers: Mapping[str, Averager],
-        *,
-        rounds: int,
-        clients_per_round: int,
-        lr: Callable[[int], float],
+        schedule: Schedule,
         cohorts: Cohorts,
-        evaluate_at: Callable[[int], bool],
-        engine: str | MakeEngine,
-        workers: int | None,
         storage: Storage,
-        diverged: float,
+        make: MakeEngine | None = None,
     ) -> None:
-        self.setup, self.rounds, self.t = setup, rounds, 0
-        self.whole = True  # whether all state is that after t rounds, not amid one
-        self._clients_per_round, self._closed = clients_per_round, False
-        self._lr, self._cohorts, self._evaluate_at = lr, cohorts, evaluate_at
-        self.store = store = storage.store
-        dtype = storage.dtype
+        self.setup, self.options, self.rounds, self.t = setup, options, options.rounds, 0
+        self.between_rounds = True  # all state is that after t rounds
+        self._closed, self._schedule, self._cohorts = False, schedule, cohorts
+        self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
+        self.store, dtype = storage.store, storage.dtype
         self.state: RoundState = first_state(
-            setup, store=store, budget=storage.client_bytes, dtype=dtype
+            setup, store=self.store, budget=storage.client_bytes, dtype=dtype
         )
-        self._largest_norm = diverged * max(1.0, _norm(self.state.w))
+        self._largest_norm = options.diverged * max(1.0, _norm(self.state.w))
         layout = setup.task.layout
-        ring = {"mapped": store if storage.mapped_window else None, "dtype": dtype}
+        ring = {"mapped": self.store if storage.mapped_window else None, "dtype": dtype}
         self.watch = Watch(averagers, self.state.w, layout.mask if layout else None, **ring)
         models = len(self.watch.averagers)
-        self._engine = make_engine(
-            engine, setup, self.state.w, clients_per_round, workers, models, rounds
-        )
+        self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
 
     @property
     def engine(self) -> str:
-        """The engine that plays the rounds."""
+        """The engine that runs the rounds."""
         return self._engine.name
 
     def facts(self) -> dict[str, str | int]:
@@ -126,21 +120,24 @@ class Simulation:
         cohort = self._cohort(t)
         answer = self.setup.faults.survivors(self.setup.seed, t, cohort)
         state = self._state_after(t, answer, lr)
-        self.whole = False
+        self.between_rounds = False
         state.memory.commit()
         self.state = state
         self.watch.update(self._served())
         metrics = {}
-        if self._evaluate_at(t + 1):
+        if self.options.evaluates(t + 1):
             self._begin(t + 1)
             metrics = self._engine.evaluate(self.vectors())
-        self.t, self.whole = t + 1, True
+        self.t, self.between_rounds = t + 1, True
         dropped = tuple(client for client in cohort if client not in answer)
         seconds = time.perf_counter() - begin
         return Record(self.t, cohort, lr, metrics, seconds, dropped, self.state.excluded)
 
+    def _lr(self, t: int) -> float:
+        return self.options.lr * self._schedule.factor(t, self.rounds)
+
     def _state_after(self, t: int, cohort: list[int], lr: float) -> RoundState:
-        """Play the round; a round without clients keeps the model."""
+        """Run the round; a round without clients keeps the model."""
         if not cohort:
             return self.state._replace(excluded=())
         state = self._engine.round(self.state, t, cohort, lr)
@@ -153,30 +150,34 @@ class Simulation:
         return state
 
     def _begin(self, t: int) -> None:
-        """Let workers that find nothing more to evaluate start on the next round."""
+        """Let workers that have nothing left to evaluate start on the next round."""
         cohort: list[int] = []
         if t < self.rounds and self._engine.runs_ahead:
-            with suppress(Exception):  # of a user's cohorts: the round itself will say so
+            with suppress(Exception):  # of a user's cohorts: the round itself will report it
                 cohort = self.setup.faults.survivors(self.setup.seed, t, self._cohort(t))
         if cohort:
             self._engine.begin(self.state, t, cohort, self._lr(t))
 
     def _cohort(self, t: int) -> list[int]:
-        drawn, clients = self._cohorts(self.setup.seed, t), self.setup.task.data.num_clients
-        return checked_cohort(drawn, t, clients, self._clients_per_round)
+        """The clients of round t, drawn once: a user's function may not repeat itself."""
+        if t not in self._drawn:
+            clients, most = self.setup.task.data.num_clients, self.options.clients_per_round
+            drawn = self._cohorts(self.setup.seed, t)
+            self._drawn = {t: checked_cohort(drawn, t, clients, most)}
+        return self._drawn[t]
 
     def _served(self) -> Vector:
         """The model that is evaluated and averaged; for most algorithms w itself."""
         w, trained = self.state.w, self.setup.trained
-        with naming(self.t, "served"), untouched(w, self.state.server):
+        with located(self.t, "served"), untouched(w, self.state.server):
             served = self.setup.algorithm.served(w[:trained], self.state.server)
             expected = w[:trained].shape
             check(served.shape == expected, f"expected shape {expected}, got {served.shape}.")
         if served.data_ptr() == w.data_ptr():
             return w
-        whole = w.clone()
-        whole[:trained] = served
-        return whole
+        joined = w.clone()
+        joined[:trained] = served
+        return joined
 
     def close(self) -> None:
         """End the engine's workers; what was computed stays readable."""
@@ -199,69 +200,60 @@ def simulate(
     task: Task,
     algorithm: Algorithm | None = None,
     *,
-    rounds: int,
-    clients_per_round: int,
-    lr: float,
-    schedule: Schedule | None = None,
     server_opt: ServerOpt | None = None,
     averagers: Sequence[Averager] | Mapping[str, Averager] = (),
-    stack_server: bool = False,
-    weighting: Weighting = "examples",
-    seed: int = 0,
+    schedule: Schedule | None = None,
     cohorts: Cohorts | None = None,
-    eval_every: int = 1,
-    eval_last: int = 100,
-    engine: str | MakeEngine = "auto",
-    workers: int | None = None,
     faults: Faults | None = None,
-    diverged: float = 1e4,
     storage: Storage | None = None,
-    **sgd: Any,
+    make: MakeEngine | None = None,
+    **options: Any,
 ) -> Simulation:
-    """Set a run up and return the iterator that plays it.
+    """Set a run up and return the iterator that runs it.
 
-    sgd: batch_size, epochs, steps, last_batch, weight_decay, momentum, clip; see `LocalSGD`.
+    options: rounds, clients_per_round, lr and others, see `RunOptions`; batch_size, epochs and
+    others of local SGD, see `LocalSGD`.
     schedule: how lr changes over the rounds; see `wima.simulation.schedules`.
-    stack_server: let a server optimizer follow an algorithm that has a server rule of its own.
-    eval_every: evaluate every so many rounds, and in each of the `eval_last` last ones; 0: never.
-    engine: its name, or a function that makes one.
     cohorts: (seed, t) -> the clients of round t, instead of uniform sampling.
     faults: clients that drop out, straggle or return nonsense; see `Faults`.
-    diverged: the run ends when the model's norm exceeds so many times that of the initial model
-    (or 1, if that is larger), or is not finite.
+    make: a function that makes the engine.
     """
-    check_count("rounds", rounds)
-    check_rate("lr", lr)
-    check_rate("diverged", diverged)
-    check_count("eval_every", eval_every, least=0)
-    check_count("eval_last", eval_last, least=0)
-    check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
-    check(
-        weighting in ("examples", "uniform"),
-        f"weighting must be 'examples' or 'uniform', got {weighting!r}.",
-    )
-    if workers is not None:
-        check_count("workers", workers)
-    check_cohort_size(clients_per_round, task.data.num_clients)
+    run, sgd = _sorted_out(options)
+    check_cohort_size(run.clients_per_round, task.data.num_clients)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
-    check_server_rule(algorithm, server_opt, stack_server)
-    factor = (schedule or Constant()).factor
-    factor(0, rounds)  # tells now if the schedule does not fit the run
+    check_server_rule(algorithm, server_opt, run.stack_server)
+    schedule = schedule or Constant()
+    schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
+    setup = (task, algorithm, server_opt, sgd, run.weighting, run.seed, faults or Faults())
     return Simulation(
-        Setup(task, algorithm, server_opt, _local_sgd(sgd), weighting, seed, faults or Faults()),
-        {name: a.for_run(rounds) for name, a in named(averagers).items()},
-        rounds=rounds,
-        clients_per_round=clients_per_round,
-        lr=lambda t: lr * factor(t, rounds),
-        cohorts=cohorts or uniform_cohorts(task.data.num_clients, clients_per_round),
-        evaluate_at=lambda t: (
-            bool(eval_every) and (t % eval_every == 0 or t > rounds - max(1, eval_last))
-        ),
-        engine=engine,
-        workers=workers,
-        storage=storage or Storage(),
-        diverged=diverged,
+        Setup(*setup),
+        run,
+        {name: a.for_run(run.rounds) for name, a in named(averagers).items()},
+        schedule,
+        cohorts or uniform_cohorts(task.data.num_clients, run.clients_per_round),
+        storage or Storage(),
+        make,
     )
+
+
+def _sorted_out(options: dict[str, Any]) -> tuple[RunOptions, LocalSGD]:
+    """The options of the run, and those of local SGD."""
+    known = {kind: [field.name for field in fields(kind)] for kind in (RunOptions, LocalSGD)}
+    for name in options:
+        if not any(name in names for names in known.values()):
+            raise unknown("option", name, [n for names in known.values() for n in names])
+    given = {kind: {n: options[n] for n in names if n in options} for kind, names in known.items()}
+    return RunOptions(**given[RunOptions]), LocalSGD(**given[LocalSGD])
+
+
+def _shown(function: Callable[..., Any], *kinds: Any) -> Signature:
+    """The function's signature with these options in place of its last parameter, for `help`."""
+    *own, _ = signature(function).parameters.values()
+    more = [p for kind in kinds for p in signature(kind).parameters.values()]
+    return Signature([*own, *more])
+
+
+simulate.__signature__ = _shown(simulate, RunOptions, LocalSGD)  # type: ignore[attr-defined]
 
 
 def run(task: Task, algorithm: Algorithm | None = None, **settings: Any) -> Result:
@@ -279,13 +271,3 @@ def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) 
         f"{name} has a server rule of its own, so server must be SGD with lr 1 and no momentum, "
         f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient all the same.",
     )
-
-
-def _local_sgd(options: dict[str, Any]) -> LocalSGD:
-    try:
-        return LocalSGD(**options)
-    except TypeError:
-        known = ", ".join(LocalSGD.__dataclass_fields__)
-        raise UsageError(
-            f"Unknown setting among {', '.join(options)}; those of local SGD are {known}."
-        ) from None

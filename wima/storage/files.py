@@ -47,7 +47,8 @@ def written(
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir() if folder else draft.touch(exist_ok=False)
         yield draft
         for part in (*draft.rglob("*"), draft) if folder else (draft,):
@@ -103,7 +104,10 @@ def check_new(path: Path, force: bool) -> None:
 @contextlib.contextmanager
 def new_file(path: Path, force: bool = False) -> Iterator[Path]:
     """A draft of a file that a user asked for, in a folder that exists; see `written`."""
-    check_new(path, force)
+    try:
+        check_new(path, force)
+    except OSError as error:  # a name that no file can have
+        raise cannot_write(path, error) from error
     if not path.parent.is_dir():
         raise RunError(f"Cannot write {path}: there is no folder {path.parent}.")
     with written(path) as draft:

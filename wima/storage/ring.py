@@ -18,9 +18,9 @@ CACHED = 2**15  # numbers that are summed at a time, so that their sum stays in 
 class Ring:
     """The last `length` vectors pushed.
 
-    In memory, which is reserved at once and touched as it fills; with `folder`, in a file there,
-    mapped into memory and gone when the ring is; or, with `mapped`, in the files of a store, from
-    which a vector is read when it is asked for.  dtype: how vectors are kept.
+    In memory, which is reserved at once and touched as it fills; with `folder`, in a file there
+    that is mapped into memory and deleted with the ring; or, with `mapped`, in the files of a
+    store, which are read when a vector is needed.  dtype: how vectors are kept.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Ring:
         self.advance()
 
     def place(self) -> Tensor:
-        """Where the next vector goes, over the oldest one; for those who write it themselves."""
+        """Where the next vector goes, over the oldest one; for callers that write it themselves."""
         return self.rows[self.count % self.length]
 
     def advance(self) -> None:
@@ -107,7 +107,7 @@ class Ring:
         return list(dict.fromkeys(self._where[n] for n in live))
 
     def load(self, store: Segments, segments: list[str], count: int) -> None:
-        """Become the ring that was saved in these segments."""
+        """Restore the ring that was saved in these segments."""
         self.count, self._store = count, store
         live = range(max(0, count - self.length), count)
         held = {number: name for name in segments for number in store.about(name)}
@@ -118,7 +118,7 @@ class Ring:
 
 
 def _add(total: Vector, vectors: Sequence[Vector]) -> None:
-    """Add the vectors to a float64 total, piece by piece: no vector is copied as a whole."""
+    """Add the vectors to a float64 total, piece by piece, without a copy of any vector."""
     for start in range(0, len(total), CACHED):
         piece = slice(start, start + CACHED)
         part = total[piece]

@@ -37,7 +37,7 @@ class Segments:
         self._number = max((int(n) for n in numbers if n.isdecimal()), default=-1)
 
     def write(self, kind: str, tensors: Mapping[str, Tensor], about: Any = None) -> str:
-        """A new segment; its name.  `about` is any JSON, see `about`."""
+        """Write a new segment; returns its name.  about: any JSON, see the method `about`."""
         self._number += 1  # never one that is there: names sort by age
         name = f"{kind}-{self._number:09d}{SUFFIX}"
         with written(self.folder / name) as draft:
@@ -53,7 +53,7 @@ class Segments:
             raise RunError(f"{self.folder / name} cannot be read: {error}") from error
 
     def about(self, name: str) -> Any:
-        """What was said of the segment when it was written."""
+        """The JSON that was written with the segment."""
         try:
             return json.loads(self._file(name).metadata()["about"])
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -106,7 +106,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """A tensor in a file that has no name: it goes with the tensor, however the process ends.
+    """A tensor in a file without a name, which is deleted with it, however the process ends.
 
     Its space is reserved here: a disk that is full later would kill the process when it writes.
     """

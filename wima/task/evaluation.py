@@ -41,7 +41,7 @@ class Evaluation:
         return self.combine([self.piece(k, models) for k in range(self.pieces)])
 
     def without_examples(self) -> Evaluation:
-        """Itself, to be sent elsewhere; the examples follow another way."""
+        """A copy to send to other processes, which get the examples separately."""
         return Evaluation(
             self.workspace, self.x[:0], self.y[:0], self.loss, self.metrics, self.batch_size
         )

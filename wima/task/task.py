@@ -88,14 +88,14 @@ def make_task(
 
 
 def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) -> None:
-    """One example through the model, so that what does not fit is said before the run starts."""
+    """Run one example through the model, to report a misfit before the run starts."""
     x, y = (torch.from_numpy(array[:1].copy()) for array in (data.x, data.y))
     workspace.module.eval()
     with torch.no_grad():
         try:
             x = workspace.transform.evaluate(x) if workspace.transform else x
             output = workspace.module(x.to(workspace.device))
-        except RunError:  # the example itself cannot be had
+        except RunError:  # the example itself cannot be read
             raise
         except (RuntimeError, ValueError, TypeError) as error:
             shape = tuple(x.shape[1:])

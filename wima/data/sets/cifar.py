@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from wima.core.errors import UsageError, check
-from wima.data.cache import DataSet, Pool, Remote
+from wima.data.cache import DataSet, RawData, Remote
 from wima.data.federated import Array, check_labels
 from wima.data.transform import Images, Transform
 
@@ -51,15 +51,15 @@ def records(source: Path, name: str, count: int, labels: int) -> tuple[Array, Ar
     return table[:, :labels], table[:, labels:].reshape(count, 3, 32, 32)
 
 
-def read_cifar10(source: Path) -> Pool:
+def read_cifar10(source: Path) -> RawData:
     """50,000 training and 10,000 test images of 10 classes, in the published order."""
     parts = [records(source, f"data_batch_{i}.bin", 10_000, 1) for i in range(1, 6)]
     y, x = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     y_test, x_test = records(source, "test_batch.bin", 10_000, 1)
-    return Pool(x, _labels(y), x_test, _labels(y_test), 10)
+    return RawData(x, _labels(y), x_test, _labels(y_test), 10)
 
 
-def read_cifar100(source: Path) -> Pool:
+def read_cifar100(source: Path) -> RawData:
     """50,000 training and 10,000 test images of 100 classes in 20 groups."""
     y, x = records(source, "train.bin", 50_000, 2)
     y_test, x_test = records(source, "test.bin", 10_000, 2)
@@ -68,7 +68,7 @@ def read_cifar100(source: Path) -> Pool:
         check_labels(groups, 20, "coarse label")
     except UsageError as error:
         raise UsageError(f"{source}: train.bin: {error}") from None
-    return Pool(x, _labels(y[:, 1:]), x_test, _labels(y_test[:, 1:]), 100, groups=groups)
+    return RawData(x, _labels(y[:, 1:]), x_test, _labels(y_test[:, 1:]), 100, groups=groups)
 
 
 def _labels(column: Array) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from wima.core.errors import UsageError, check
+from wima.data.cache import Remote
 from wima.data.federated import Array
 
+ADDRESS = "https://storage.googleapis.com/gresearch/fedjax/"
+Client = tuple[str, Array, Array]  # name, examples, labels
 DTYPES = {"float32", "float64", "int32", "int64", "uint8", "int8", "bool"}
 
 
@@ -46,6 +49,27 @@ def clients(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UsageError(f"{path}: not FedJAX's SQLite file, or damaged: {error}") from None
     finally:
         db.close()
+
+
+def joined(path: Path, clients: Iterable[Client], kind: str) -> tuple[Array, Array, Array]:
+    """The examples of all clients, their labels, and the client of each; kind: of the clients."""
+    names, x, y = [], [], []
+    for name, examples, labels in clients:
+        names.append(name)
+        x.append(examples)
+        y.append(labels)
+    check(bool(names), f"{path}: no {kind}.")
+    client = np.repeat(names, [len(labels) for labels in y])
+    return np.concatenate(x), np.concatenate(y).astype(np.int64), client
+
+
+def remotes(folder: str, names: tuple[str, ...]) -> tuple[Remote, ...]:
+    """FedJAX's files in a folder of its address."""
+    return tuple(Remote(name, f"{ADDRESS}{folder}/{name}") for name in names)
+
+
+def check_folder(source: Path, names: tuple[str, str]) -> None:
+    check(source.is_dir(), f"{source}: expected the folder that holds {names[0]} and {names[1]}.")
 
 
 def _decode(path: Path, client: str, blob: bytes) -> dict[str, Any]:

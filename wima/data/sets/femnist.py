@@ -10,26 +10,24 @@ from typing import Any
 import numpy as np
 
 from wima.core.errors import UsageError, check
-from wima.data.cache import DataSet, Pool, Remote
+from wima.data.cache import DataSet, RawData
 from wima.data.federated import Array
 from wima.data.sets import fedjax
 from wima.data.transform import Ink
 
-ADDRESS = "https://storage.googleapis.com/gresearch/fedjax/emnist/"
 FILES = ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite")
-Writer = tuple[str, Array, Array]
 
 
-def read_femnist(source: Path) -> Pool:
+def read_femnist(source: Path) -> RawData:
     """FedJAX's two SQLite files, or LEAF's folders train/ and test/ of JSON files."""
     train, test = _sources(source)
     x, y, writers = _join(train, _fedjax(train) if train.is_file() else _leaf(train))
     x_test, y_test, _ = _join(test, _fedjax(test) if test.is_file() else _leaf(test))
-    return Pool(x, y, x_test, y_test, 62, clients=writers)
+    return RawData(x, y, x_test, y_test, 62, clients=writers)
 
 
 def _sources(source: Path) -> tuple[Path, Path]:
-    check(source.is_dir(), f"{source}: expected the folder that holds {FILES[0]} and {FILES[1]}.")
+    fedjax.check_folder(source, FILES)
     if any((source / name).exists() for name in FILES):
         for name in FILES:
             check((source / name).is_file(), f"{source}: {name} is missing in this folder.")
@@ -41,12 +39,12 @@ def _sources(source: Path) -> tuple[Path, Path]:
     return source / "train", source / "test"
 
 
-def _fedjax(path: Path) -> Iterator[Writer]:
+def _fedjax(path: Path) -> Iterator[fedjax.Client]:
     for name, arrays in fedjax.clients(path, "pixels", "label"):
         yield name, arrays["pixels"], arrays["label"]
 
 
-def _leaf(folder: Path) -> Iterator[Writer]:
+def _leaf(folder: Path) -> Iterator[fedjax.Client]:
     paths = sorted(folder.glob("*.json"))
     check(bool(paths), f"{folder}: no .json file in this folder.")
     for path in paths:
@@ -60,39 +58,35 @@ def _leaf(folder: Path) -> Iterator[Writer]:
             raise UsageError(f"{path}: not LEAF's JSON, or damaged: {error!r}") from None
 
 
-def _join(path: Path, writers: Iterator[Writer]) -> tuple[Array, Array, Array]:
+def _join(path: Path, writers: Iterator[fedjax.Client]) -> tuple[Array, Array, Array]:
     """All images as (n, 1, 28, 28), labels, and the writer of each."""
-    names, images, labels = [], [], []
+    checked = []
     for name, x, y in writers:
         check(
             x.shape[1:] == (28, 28) and len(x) == len(y),
             f"{path}: writer {name} has images of shape {x.shape} and {len(y)} labels.",
         )
         check(len(x) > 0, f"{path}: writer {name} has no images.")
-        names.append(name)
-        images.append(_bytes(x))
-        labels.append(y)
-    check(bool(names), f"{path}: no writers.")
-    writer = np.repeat(names, [len(y) for y in labels])
-    if any(x.dtype != np.uint8 for x in images):  # bytes for all, or for none
-        images = [x / np.float32(255) if x.dtype == np.uint8 else x for x in images]
-    x = np.concatenate(images)[:, None]
-    return x, np.concatenate(labels).astype(np.int64), writer
+        checked.append((name, _bytes(x), y))
+    if any(x.dtype != np.uint8 for _, x, _ in checked):  # bytes for all, or for none
+        checked = [(n, x / np.float32(255) if x.dtype == np.uint8 else x, y) for n, x, y in checked]
+    x, y, writer = fedjax.joined(path, checked, "writers")
+    return x[:, None], y, writer
 
 
 def _bytes(x: Array) -> Array:
     """Pixels as bytes, a quarter of the memory, if that loses nothing but float32 rounding."""
     scaled = x * np.float32(255)
-    whole = np.rint(scaled)
-    inside = whole.min() >= 0 and whole.max() <= 255
-    return whole.astype(np.uint8) if inside and np.abs(scaled - whole).max() < 1e-3 else x
+    rounded = np.rint(scaled)
+    inside = rounded.min() >= 0 and rounded.max() <= 255
+    return rounded.astype(np.uint8) if inside and np.abs(scaled - rounded).max() < 1e-3 else x
 
 
 FEMNIST = DataSet(
     "femnist",
     "characters of 28x28 pixels by 3,400 writers, who are the clients; 62 classes",
     "Derived from NIST Special Database 19.",
-    tuple(Remote(name, ADDRESS + name) for name in FILES),
+    fedjax.remotes("emnist", FILES),
     read_femnist,
     Ink,
     expects="a folder with FedJAX's federated_emnist_{train,test}.sqlite, or LEAF's train/, test/",

@@ -128,12 +128,12 @@ def _table(split: Path, name: str, columns: tuple[str, ...]) -> list[dict[str, s
     reader = csv.DictReader(io.StringIO(text))
     got = tuple(reader.fieldnames or ())
     check(set(columns) <= set(got), f"{where}: expected columns {columns}, got {got}.")
-    rows = list(_whole_rows(reader, where))
+    rows = list(_checked_rows(reader, where))
     check(bool(rows), f"{where}: no rows.")
     return rows
 
 
-def _whole_rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
+def _checked_rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
     for row in reader:
         if None in row.values() or not row["image_id"]:
             raise UsageError(f"{where}, line {reader.line_num}: incomplete row.")

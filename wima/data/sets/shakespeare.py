@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from wima.core.errors import check
-from wima.data.cache import DataSet, Pool, Remote
+from wima.data.cache import DataSet, RawData
 from wima.data.federated import Array
 from wima.data.sets import fedjax
 from wima.data.transform import Characters
 
-ADDRESS = "https://storage.googleapis.com/gresearch/fedjax/shakespeare/"
 FILES = ("shakespeare_train.sqlite", "shakespeare_test.sqlite")
 LENGTH = 80
 PAD, BOS, EOS, FIRST = 0, 1, 2, 3
@@ -36,29 +34,25 @@ def rows(snippets: list[bytes]) -> tuple[Array, Array]:
     return x, y
 
 
-def read_shakespeare(source: Path) -> Pool:
+def read_shakespeare(source: Path) -> RawData:
     """FedJAX's two SQLite files."""
-    check(source.is_dir(), f"{source}: expected the folder that holds {FILES[0]} and {FILES[1]}.")
+    fedjax.check_folder(source, FILES)
     x, y, roles = _join(source / FILES[0])
     x_test, y_test, _ = _join(source / FILES[1])
-    return Pool(x, y, x_test, y_test, VOCABULARY, clients=roles)
+    return RawData(x, y, x_test, y_test, VOCABULARY, clients=roles)
 
 
 def _join(path: Path) -> tuple[Array, Array, Array]:
-    names, parts = [], []
-    for name, arrays in fedjax.clients(path, "snippets"):
-        names.append(name)
-        parts.append(rows(arrays["snippets"]))
-    check(bool(names), f"{path}: no roles.")
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return x, y.astype(np.int64), np.repeat(names, [len(part[0]) for part in parts])
+    clients = fedjax.clients(path, "snippets")
+    roles = ((name, *rows(arrays["snippets"])) for name, arrays in clients)
+    return fedjax.joined(path, roles, "roles")
 
 
 SHAKESPEARE = DataSet(
     "shakespeare",
     "rows of 80 characters by 715 speaking roles, who are the clients; predict the next one",
     "The text is out of copyright; editions have terms of their own.",
-    tuple(Remote(name, ADDRESS + name) for name in FILES),
+    fedjax.remotes("shakespeare", FILES),
     read_shakespeare,
     Characters,
     kind="characters",

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from wima.core.errors import UsageError, check
-from wima.data.cache import DataSet, Pool, Remote
+from wima.data.cache import DataSet, RawData, Remote
 from wima.data.federated import Array
 from wima.data.sets.cifar import TERMS, cifar100_images
 
 ARCHIVE = "cifar100.sqlite.lzma"
 
 
-def read_pam(source: Path) -> Pool:
+def read_pam(source: Path) -> RawData:
     """500 training and 100 test clients with 100 images each."""
     if source.is_dir():
         found = [source / name for name in (ARCHIVE, "cifar100.sqlite") if (source / name).exists()]
@@ -43,10 +43,10 @@ def read_pam(source: Path) -> Pool:
         return _read(plain, source)
 
 
-def _read(path: Path, source: Path) -> Pool:
+def _read(path: Path, source: Path) -> RawData:
     x, y, groups, clients = _split(path, source, "train")
     x_test, y_test, _, _ = _split(path, source, "test")
-    return Pool(x, y, x_test, y_test, 100, clients=clients, groups=groups)
+    return RawData(x, y, x_test, y_test, 100, clients=clients, groups=groups)
 
 
 def _split(path: Path, source: Path, split: str) -> tuple[Array, Array, Array, Array]:

@@ -67,7 +67,7 @@ def _from_json(file: Path, labels: Array) -> Array:
 
 
 def _index(entry: Any, file: Path) -> tuple[int, int | None]:
-    """The position of an image, and its label if the name tells."""
+    """The position of an image, and its label if its name has one."""
     if isinstance(entry, int):
         return entry, None
     match = _IMAGE.fullmatch(str(entry).rsplit("/", 1)[-1])

@@ -85,14 +85,9 @@ def dirichlet(labels: npt.ArrayLike, num_clients: int, alpha: float, seed: int) 
     return _deal(class_of, table, random)
 
 
-def by_user(users: npt.ArrayLike) -> Ids:
-    """Clients are users: numbers 0, 1, ... in the sorted order of the users' names."""
-    return np.unique(as_names(users), return_inverse=True)[1].astype(np.int64)
-
-
-def as_names(users: npt.ArrayLike) -> npt.NDArray[Any]:
+def as_names(clients: npt.ArrayLike) -> npt.NDArray[Any]:
     """One name per example, as an array of integers or of text."""
-    names = np.asarray(users)
+    names = np.asarray(clients)
     check(
         names.ndim == 1 and names.size > 0,
         f"client names must be a list of one or more, one per example, got shape {names.shape}.",
@@ -176,19 +171,19 @@ def _checked(labels: npt.ArrayLike, num_clients: int, seed: int) -> npt.NDArray[
         got = f"{array.dtype} of shape {array.shape}"
         raise UsageError(f"labels must be integers, one per example, got {got}.")
     check(
-        is_whole(num_clients) and num_clients > 0,
+        is_integer(num_clients) and num_clients > 0,
         f"num_clients must be a positive integer, got {num_clients!r}.",
     )
     check(
         num_clients <= len(array),
         f"num_clients must be at most the number of examples, {len(array)}, got {num_clients}.",
     )
-    check(is_whole(seed) and seed >= 0, f"seed must be 0 or a positive integer, got {seed!r}.")
+    check(is_integer(seed) and seed >= 0, f"seed must be 0 or a positive integer, got {seed!r}.")
     return array
 
 
-def is_whole(number: object) -> TypeGuard[int]:
-    """An integer of Python or NumPy; True and False are none."""
+def is_integer(number: object) -> TypeGuard[int]:
+    """An integer of Python or NumPy, not a bool."""
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 

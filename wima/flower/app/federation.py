@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -30,16 +29,17 @@ from wima.algorithms import server_opt
 from wima.algorithms.base import State
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Vector
-from wima.engine.base import RoundState, RunningMean, Setup, evaluate_here, naming
+from wima.engine.base import Engine, RoundState, Setup, evaluate_here
+from wima.engine.server import Updates, observed, step
 from wima.flower.app.options import Options
 from wima.flower.app.records import pack, to_arrays
 from wima.flower.app.result import as_result
 from wima.flower.app.roster import Roster
 from wima.flower.app.serverside import Counted, ServerSide
-from wima.flower.app.updates import Senseless, Update, read_update, too_long
+from wima.flower.app.updates import Rejected, Update, read_update, too_long
 from wima.runs import launch
 from wima.runs.folder import read_run
-from wima.runs.settings import HOW, Settings
+from wima.runs.settings import Settings
 from wima.simulation.simulation import check_server_rule
 from wima.task.evaluation import Metrics
 
@@ -48,8 +48,8 @@ GRADIENT = f"{MessageType.TRAIN}.gradient"
 PATIENCE = 3  # rounds without any usable update, which end the run
 
 
-class Play(NamedTuple):
-    """A round that is being played."""
+class Current(NamedTuple):
+    """The round that is under way."""
 
     state: RoundState
     server: State
@@ -57,15 +57,14 @@ class Play(NamedTuple):
     nodes: dict[int, int]  # client -> node, of those that take part
 
 
-class Federation(Strategy):
-    """Plays the run of the settings over a grid, from where its folder `out` stands.
+class Federation(Strategy, Engine):
+    """Runs the settings over a grid, from where its folder `out` stands.
 
     For the simulation's round loop it is the engine: a round is `configure_train`, the nodes' work,
     `aggregate_train`.
     """
 
     name = "flower"  # of the engine, in the run's records
-    runs_ahead = False
 
     def __init__(
         self, settings: Settings, out: Path | None = None, options: Options | None = None
@@ -80,7 +79,7 @@ class Federation(Strategy):
         self._grid: Grid
         self._setup: Setup
         self._roster: Roster
-        self._play: Play
+        self._now: Current
         self._after: RoundState
         self._empty = 0  # rounds in a row without a usable update
 
@@ -94,7 +93,7 @@ class Federation(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Any = None,
     ) -> Result:
-        """Play the run to its end; its folder has records, checkpoints and the final models."""
+        """Run to the end; its folder has records, checkpoints and the final models."""
         given = (initial_arrays, num_rounds, train_config, evaluate_config, evaluate_fn)
         check(
             all(value is None for value in given),
@@ -104,7 +103,7 @@ class Federation(Strategy):
         self._grid = grid
         if timeout is not None:
             self.options = replace(self.options, round_seconds=timeout)
-        parts: dict[str, Any] = {"algorithm": self._algorithm, "engine": self._engine}
+        parts: dict[str, Any] = {"algorithm": self._algorithm, "make": self._engine}
         parts["cohorts"] = self._cohort
         if (self.out / "settings.toml").is_file():
             self._check_same()
@@ -114,8 +113,7 @@ class Federation(Strategy):
     def _check_same(self) -> None:
         """Another run's folder is not written to."""
         here, there = (
-            settings.model_dump(mode="json", exclude=HOW)
-            for settings in (self.settings, read_run(self.out).settings)
+            settings.in_results() for settings in (self.settings, read_run(self.out).settings)
         )
         differ = [f"{key}: {there[key]!r} there" for key in here if here[key] != there[key]]
         if differ:
@@ -132,19 +130,13 @@ class Federation(Strategy):
     def _cohort(self, seed: int, t: int) -> list[int]:
         return self._roster.cohort(seed, t, self.settings.clients_per_round)
 
-    def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
-        """Nothing runs ahead."""
-
     def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
         return evaluate_here(self._setup.task, models)
-
-    def close(self) -> None:
-        """Nothing to let go."""
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         there = self._roster.connected()
         nodes = {i: there[i] for i in cohort if i in there}
-        self._play = Play(state, state.server, t, nodes)
+        self._now = Current(state, state.server, t, nodes)
         arrays = to_arrays({"w": state.w})
         about: dict[str, ConfigRecordValues] = {
             "t": t,
@@ -160,17 +152,12 @@ class Federation(Strategy):
 
     def _observe(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Phase A of MIME: the cohort's mean full gradient at w; who failed is out of the round."""
-        play, trained = self._play, len(self._trained())
+        now, trained = self._now, len(self._trained())
         replies = self._ask(self._messages(GRADIENT, arrays, config))
         updates = self._updates(replies, {"gradient": trained})
-        gradients = RunningMean()
-        for update in updates.values():
-            gradients.add(update.vectors["gradient"], self._weight(update))
-        server = play.server
-        if updates:
-            with naming(play.t, "observe"):
-                server = self._algorithm.observe(gradients.vector, server)
-        self._play = play._replace(server=server, nodes={i: play.nodes[i] for i in updates})
+        gradients = ((self._weight(u), u.vectors["gradient"]) for u in updates.values())
+        server = observed(self._setup, now.server, now.t, gradients)
+        self._now = now._replace(server=server, nodes={i: now.nodes[i] for i in updates})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -179,7 +166,7 @@ class Federation(Strategy):
         return self._messages(MessageType.TRAIN, arrays, config)
 
     def _messages(self, kind: str, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
-        state, server, t, nodes = self._play
+        state, server, t, nodes = self._now
         server_arrays, text = pack(server)
         messages = []
         for i, node in nodes.items():
@@ -194,9 +181,9 @@ class Federation(Strategy):
     def _ask(self, messages: list[Message]) -> list[Message]:
         """The nodes' answers; nodes that are lost are left out."""
         answers = self._roster.ask(messages)
-        for i, node in self._play.nodes.items():
+        for i, node in self._now.nodes.items():
             if node in answers.lost:
-                where = (self._play.t + 1, node, i, answers.lost[node])
+                where = (self._now.t + 1, node, i, answers.lost[node])
                 log.warning("Round %d: node %d (client %d) is left out: %s.", *where)
         return list(answers.replies.values())
 
@@ -204,10 +191,10 @@ class Federation(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Step with the means of the updates that make sense; None if there is none."""
-        play, w = self._play, self._trained()
+        now, w = self._now, self._trained()
         sizes = {"delta": len(w)}
-        sizes |= {"rest": len(play.state.w) - len(w)} if len(play.state.w) > len(w) else {}
-        sizes |= {"extra": len(w)} if self._algorithm.sends_extra(w, play.server) else {}
+        sizes |= {"rest": len(now.state.w) - len(w)} if len(now.state.w) > len(w) else {}
+        sizes |= {"extra": len(w)} if self._algorithm.sends_extra(w, now.server) else {}
         updates = self._updates(replies, sizes)
         self._after = self._step(updates)
         self._empty = 0 if updates else self._empty + 1
@@ -220,7 +207,7 @@ class Federation(Strategy):
 
     def _updates(self, replies: Iterable[Message], sizes: dict[str, int]) -> dict[int, Update]:
         """Client -> update, of those that make sense, in the order of the cohort."""
-        clients = {node: i for i, node in self._play.nodes.items()}
+        clients = {node: i for i, node in self._now.nodes.items()}
         good: dict[int, Update] = {}
         bad: dict[int, str] = {}
         for reply in replies:
@@ -229,48 +216,37 @@ class Federation(Strategy):
                 continue
             try:
                 good[i] = read_update(reply, sizes)
-            except Senseless as error:
+            except Rejected as error:
                 bad[i] = str(error)
         if self.options.robust:
-            bad |= too_long(good, float(self._play.state.w.norm()), self.options.largest_norm)
+            bad |= too_long(good, float(self._now.state.w.norm()), self.options.largest_norm)
         self._reject(bad)
-        return {i: good[i] for i in self._play.nodes if i in good and i not in bad}
+        return {i: good[i] for i in self._now.nodes if i in good and i not in bad}
 
     def _reject(self, bad: dict[int, str]) -> None:
         """Say which updates are left out and why; if that must not be, the run ends."""
         for i, reason in sorted(bad.items()):
             self.rejected += 1
-            t, node = self._play.t + 1, self._play.nodes[i]
-            told = f"round {t}: the update of node {node} (client {i}) makes no sense: {reason}"
+            t, node = self._now.t + 1, self._now.nodes[i]
+            reason = f"round {t}: the update of node {node} (client {i}) makes no sense: {reason}"
             if not self.options.robust:
-                raise RunError(told)
-            log.warning("%s; it is left out (rejected so far: %d).", told, self.rejected)
+                raise RunError(reason)
+            log.warning("%s; it is left out (rejected so far: %d).", reason, self.rejected)
 
     def _step(self, updates: dict[int, Update]) -> RoundState:
         """The server's step, as every engine takes it."""
-        state, server, t, _ = self._play
-        algorithm, w = self._algorithm, self._trained()
-        deltas, extras, rests = RunningMean(), RunningMean(), RunningMean()
-        means = {"delta": deltas, "extra": extras, "rest": rests}
+        state, server, t, _ = self._now
+        received = Updates(self._setup)
         for i, update in updates.items():
             state.memory.write(i, Counted(t))
-            for name, vector in update.vectors.items():
-                uniform = name == "extra" and algorithm.extra_mean == "uniform"
-                means[name].add(vector.to(w.device), 1.0 if uniform else self._weight(update))
-        if not updates:
-            return state
-        fraction = len(updates) / self._setup.task.data.num_clients
-        with naming(t, "server_update"):
-            gradient, server = algorithm.server_update(
-                w, deltas.vector, extras.value, server, fraction
-            )
-        step, opt = self._setup.server_opt.update(gradient, state.opt)
-        rest = state.w[len(w) :]
-        rest = rest if rests.value is None else rest - rests.vector
-        return RoundState(torch.cat([w - step, rest]), server, opt, state.memory)
+            vectors = {name: v.to(state.w.device) for name, v in update.vectors.items()}
+            extra, rest = vectors.get("extra"), vectors.get("rest")
+            received.add(self._weight(update), vectors["delta"], extra, rest)
+        means = received.means()
+        return state if means is None else step(self._setup, state, server, means, t)
 
     def _trained(self) -> Vector:
-        return self._play.state.w[: self._setup.trained]
+        return self._now.state.w[: self._setup.trained]
 
     def _weight(self, update: Update) -> float:
         return float(update.examples) if self._setup.weighting == "examples" else 1.0

@@ -23,7 +23,7 @@ class Update(NamedTuple):
     examples: int
 
 
-class Senseless(ValueError):  # noqa: N818  (it is a finding)
+class Rejected(ValueError):  # noqa: N818  (it is a finding)
     """An update that cannot be used; the message says why."""
 
 
@@ -31,33 +31,33 @@ def read_update(reply: Message, sizes: Mapping[str, int]) -> Update:
     """The update in an answer, if it has finite vectors of these names and lengths."""
     arrays, visit = (reply.content.get(name) for name in ("update", "visit"))
     if not isinstance(arrays, ArrayRecord) or not isinstance(visit, MetricRecord):
-        raise Senseless(f"expected records update and visit, got {', '.join(reply.content)}")
+        raise Rejected(f"expected records update and visit, got {', '.join(reply.content)}")
     if set(arrays) != set(sizes):
-        raise Senseless(f"expected arrays {', '.join(sizes)}, got {', '.join(arrays) or 'none'}")
+        raise Rejected(f"expected arrays {', '.join(sizes)}, got {', '.join(arrays) or 'none'}")
     try:
         vectors = to_tensors(arrays)
     except (ValueError, TypeError, EOFError, OSError) as error:
-        raise Senseless(f"its arrays cannot be read: {error}") from None
+        raise Rejected(f"its arrays cannot be read: {error}") from None
     for name, vector in vectors.items():
         _check_vector(name, vector, sizes[name])
     examples = visit.get("examples")
     if type(examples) is not int or not 0 < examples <= MOST_EXAMPLES:
-        raise Senseless(f"expected a number of examples, got {examples!r:.60}")
+        raise Rejected(f"expected a number of examples, got {examples!r:.60}")
     return Update(vectors, examples)
 
 
 def _check_vector(name: str, vector: Vector, size: int) -> None:
     if vector.shape != (size,) or vector.dtype != torch.float32:
-        raise Senseless(
+        raise Rejected(
             f"{name} must be float32 of shape ({size},), got {vector.dtype} of shape "
             f"{tuple(vector.shape)}"
         )
     if not is_finite(vector):
-        raise Senseless(f"{name} is not finite")
+        raise Rejected(f"{name} is not finite")
 
 
 def too_long(updates: Mapping[int, Update], model: float, largest: float) -> dict[int, str]:
-    """Who sent a vector of senseless length, with the reason.
+    """Who sent a vector that is too long, with the reason.
 
     A vector is too long if its norm exceeds `largest` times the median norm of the others' vectors
     of that name, and that of the model itself (or 1, if the model is shorter).  With fewer than two

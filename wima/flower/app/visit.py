@@ -1,4 +1,4 @@
-"""A client's part of a round, as its node plays it."""
+"""A client's part of a round, on its node."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 
 from wima import algorithms
-from wima.algorithms.base import Algorithm, Visit
+from wima.algorithms.base import Algorithm
 from wima.core.errors import check
 from wima.core.vector import Vector
 from wima.data.batches import LocalSGD
 from wima.data.federated import Array, FederatedData
 from wima.engine.base import one_thread
-from wima.engine.local import Problem, Solver
+from wima.engine.local import Problem, Solver, visit_of
 from wima.flower.app.memory import NodeMemory
 from wima.flower.app.records import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
@@ -63,10 +63,10 @@ def visit(content: RecordDict, context: Context, client: int) -> RecordDict:
         local = algorithm.local(trained, server, before)
         own, path = algorithm.full_gradient == "own", algorithm.path_gradient
         address = (call.t, call.client, call.lr, call.w)
-        solution = call.solver.solve(Problem(*address, local, own, path, call.share))
+        problem = Problem(*address, local, own, path, call.share)
+        solution = call.solver.solve(problem)
         assert solution.end is not None
-        end, rest = solution.end[: len(trained)], solution.end[len(trained) :]
-        done = Visit(local.start, end, solution.steps, call.lr, call.t, *solution[2:])
+        done, rest = visit_of(problem, solution), solution.end[len(trained) :]
         extra, after = algorithm.client_finish(done, server, before)
     memory.write({call.counted: before, call.t: after})
     update = {"delta": done.delta}
@@ -97,7 +97,7 @@ def _read(content: RecordDict, context: Context, client: int) -> Call:
     settings, task = _task(entry(about, "settings", str), data)
     x, y = (task.data.x, task.data.y) if data else _part(task, client)
     own = OwnData(x, y, np.array([0, len(x)]), None, task.data.classes)
-    solver = Solver(task._replace(data=own), LocalSGD(**settings.sgd), settings.seed)
+    solver = Solver(task._replace(data=own), settings.part(LocalSGD), settings.seed)
     algorithm = settings.algorithm.make("algorithm", algorithms.BY_NAME)
     w = to_tensors(model)["w"].to(settings.device)
     t, counted = (entry(about, name, int) for name in ("t", "counted"))
@@ -107,7 +107,7 @@ def _read(content: RecordDict, context: Context, client: int) -> Call:
 
 @lru_cache(maxsize=2)
 def _task(text: str, data: str) -> tuple[Settings, Task]:
-    """The task of the settings; read once, however many clients a process plays."""
+    """The task of the settings; read once, however many clients a process runs."""
     settings = make_settings(tomllib.loads(text))
     if data:
         own = {"data": Choice(name=data), "clients": None, "alpha": None, "split": None}

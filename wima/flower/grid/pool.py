@@ -19,7 +19,7 @@ from flwr.common.constant import ErrorCode  # has no public home
 
 from wima.core.errors import RunError, UsageError
 from wima.engine.base import one_thread
-from wima.engine.child import Dead, launch, obituary
+from wima.engine.child import Exited, exit_message, launch
 from wima.flower.grid.generators import preserved
 from wima.flower.grid.node import (
     context_bytes,
@@ -79,7 +79,7 @@ class Children:
         """Send the app, and wait until the child has it."""
         try:
             (trouble,) = _exchange(child, self._briefing, answers=1)
-        except Dead as death:
+        except Exited as death:
             raise RunError(f"A worker did not start: {death}") from None
         if trouble:
             raise UsageError(
@@ -92,7 +92,7 @@ class Children:
         child = self._idle.get()
         try:
             reply, after = _exchange(child, *frames, answers=2)
-        except Dead as death:
+        except Exited as death:
             child = self._replaced(child)
             return failed(message, ErrorCode.UNKNOWN, death), None
         finally:
@@ -117,7 +117,7 @@ def _exchange(child: subprocess.Popen[bytes], *frames: bytes, answers: int) -> l
         write_frames(child.stdin, *frames)  # type: ignore[arg-type]
         return [read_frame(child.stdout) for _ in range(answers)]  # type: ignore[arg-type]
     except (BrokenPipeError, EOFError):
-        raise Dead(obituary(child)) from None
+        raise Exited(exit_message(child)) from None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -30,7 +30,7 @@ class WindowAveraging(TrainerCallback):
     Training is not changed.  Metrics of the average stand beside the plain model's: eval_loss and
     eval_wima_loss, which may also choose the best checkpoint.  `average` is the `WindowAverage`,
     from the beginning of `train` on.  save: past models are part of the Trainer's checkpoints, and
-    come back when it resumes.  Other options are those of `WindowAverage`.
+    restored when it resumes.  Other options are those of `WindowAverage`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Optional places that runs are recorded in besides their folders."""
+"""Trackers: services that record runs, besides their folders."""
 
 from __future__ import annotations
 

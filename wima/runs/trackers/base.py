@@ -23,7 +23,7 @@ class Tracker(Protocol):
     """
 
     def start(self, run: Run) -> None:
-        """Begin, or go on with what was begun before."""
+        """Begin, or resume what was begun before."""
 
     def record(self, record: Record) -> None:
         """A round, as it happened."""
@@ -49,7 +49,7 @@ def name_of(run: Run) -> str:
 
 
 def identity(run: Run) -> str:
-    """The same for a run whenever it is tracked, and another for every other run."""
+    """A key of the run: the same whenever it is tracked, and of no other run."""
     about = [name_of(run), run.settings.run_id, run.environment]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -68,7 +68,7 @@ def _flat(value: Any) -> str | float:
 def scalars(record: Record) -> dict[str, float]:
     """A round's numbers: `accuracy/plain`, `accuracy/wima50`, `loss/plain`, ..., `seconds`, `lr`.
 
-    Every round has `lr`, and it comes last: where it is recorded, the whole round is.
+    Every round has `lr`, and it comes last: where it is recorded, the round is complete.
     """
     metrics = {
         f"{metric}/{model}": value

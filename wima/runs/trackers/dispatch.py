@@ -1,4 +1,4 @@
-"""Trackers at work: beside a run, where none can hurt it, and on run folders afterwards."""
+"""Calls trackers: during a run, which their errors never stop, and on run folders afterwards."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from wima.storage.lock import is_running
 
 
 class Trackers:
-    """The trackers of one run.  One that fails is told once and left out; the run goes on."""
+    """The trackers of one run.  One that fails is reported once and left out; the run continues."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._made = make_trackers(names)
         self._live: dict[str, Tracker] = {}  # those that were started and did not fail
 
     def start(self, path: Path) -> None:
-        """Tell of the run in a folder, and of the rounds that it has already."""
+        """Send the run in a folder, and the rounds that it has already."""
         if self._made:
             run = read_run(path)
-            self._live = _tell(self._made, lambda tracker: _begin(tracker, run))
+            self._live = _notify(self._made, lambda tracker: _begin(tracker, run))
 
     def record(self, record: Record) -> None:
-        """Tell of a round."""
-        self._live = _tell(self._live, lambda tracker: tracker.record(record))
+        """Send a round."""
+        self._live = _notify(self._live, lambda tracker: tracker.record(record))
 
     def finish(self, state: str) -> None:
-        """Tell how the run ended; who does not want to wait for that interrupts it."""
+        """Send how the run ended; an interrupt ends the wait for that."""
         try:
-            self._live = _tell(self._live, lambda tracker: tracker.finish(state))
+            self._live = _notify(self._live, lambda tracker: tracker.finish(state))
         except KeyboardInterrupt:
             _warn("trackers were interrupted before they had written everything.")
 
 
-def _tell(trackers: dict[str, Tracker], tell: Callable[[Tracker], None]) -> dict[str, Tracker]:
-    """Tell all; those that did not fail."""
+def _notify(trackers: dict[str, Tracker], send: Callable[[Tracker], None]) -> dict[str, Tracker]:
+    """Call `send` with each tracker; returns those that did not fail."""
     left = {}
     for name, tracker in trackers.items():
         try:
-            tell(tracker)
+            send(tracker)
             left[name] = tracker
         except Exception as error:
             _warn(f"the tracker {name} failed and is left out of this run. {_reason(error)}")
@@ -60,16 +60,16 @@ def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
 
 
 def export(paths: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
-    """Hand run folders to trackers, a line for each; what went wrong is told when all are done."""
-    make_trackers(names)  # what is refused is refused before anything is written
+    """Send run folders to trackers, a line for each; errors are raised when all are done."""
+    make_trackers(names)  # refuses wrong names before anything is written
     wrong: list[Exception] = []
     for path in paths:
         try:
-            told = _export(path, names)
+            line = _export(path, names)
         except (UsageError, RunError) as error:
             wrong.append(error)
         else:
-            yield told
+            yield line
     if wrong:
         kind = UsageError if isinstance(wrong[0], UsageError) else RunError
         raise kind("\n".join(str(error) for error in wrong))
@@ -77,7 +77,7 @@ def export(paths: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
 
 def _export(path: Path, names: Sequence[str]) -> str:
     run = read_run(path)
-    check(not is_running(path), f"The run in {path} goes on; wait for its end, or interrupt it.")
+    check(not is_running(path), f"{path} is still running; wait for its end, or interrupt it.")
     state = run.status["state"]
     for name, tracker in make_trackers(names).items():
         try:

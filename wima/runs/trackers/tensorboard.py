@@ -21,7 +21,7 @@ class TensorBoard:
         self._writers = _module("torch.utils.tensorboard")
         self._summaries = _module("torch.utils.tensorboard.summary")
         self._writer: Any = None
-        self._end: Any = None  # what says that the run came to its end
+        self._end: Any = None  # the summary that marks the run as finished
         self._done = 0  # rounds that earlier files have
 
     def start(self, run: Run) -> None:
@@ -59,7 +59,7 @@ def _wait_for_a_later_name(folder: Path) -> None:
 
 
 def _rounds_in(folder: Path) -> int:
-    """How many rounds the event files in a folder have whole."""
+    """How many complete rounds the event files in a folder have."""
     reader = _module("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(folder), {reader.SCALARS: 0})  # 0: keep all
     events.Reload()

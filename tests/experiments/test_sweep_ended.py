@@ -1,0 +1,84 @@
+"""Sweeps that are ended, or whose workers are, go on to the same bytes."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.helpers.commands import start
+from tests.helpers.sweeps import jobs_of, played, states
+from wima.experiments.sweep import Sweep
+
+LONG = ["rounds=60", "eval_every=10", "eval_last=1", "checkpoint_every=15", "engine=serial"]
+
+
+def test_a_worker_that_is_killed_costs_one_run(tmp_path):
+    jobs = jobs_of("lr=0.1,0.05", settings=["rounds=60", "eval_every=0", "engine=serial"])
+    sweep, killed = Sweep(jobs, tmp_path, 1), False
+    for _ in sweep.run():
+        if not killed and sweep.states[0].t:
+            sweep._processes[0].kill()
+            killed = True
+    assert killed and states(sweep) == ["failed", "done"]
+    assert "killed by 9" in sweep.states[0].message
+    assert states(played(jobs, tmp_path)) == ["done", "done"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    played(jobs_of(seeds=(0, 1, 2), settings=LONG), folder)
+    return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_sweep_that_is_ended_in_the_middle_goes_on_to_the_same_bytes(
+    tmp_path, undisturbed, number
+):
+    jobs = jobs_of(seeds=(0, 1, 2), settings=LONG)
+    arguments = ["sweep", "digits", *LONG, "--seeds", "0-2", "--jobs", "1", "--out", "runs"]
+    with start(*arguments, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        _wait_for_a_finished_run(tmp_path / "runs")
+        process.send_signal(number)
+        assert process.wait(timeout=60) == (130 if number == signal.SIGINT else -number)
+    _wait_until_nobody_works(tmp_path / "runs")
+    done = _finished(tmp_path / "runs")
+    assert done and len(done) < 3
+    stamps = {path: (path / "records.jsonl").stat().st_mtime_ns for path in done}
+    sweep = played(jobs, tmp_path / "runs")
+    while "busy" in states(sweep):  # a worker outlives a killed sweep by a round
+        time.sleep(0.2)
+        sweep = played(jobs, tmp_path / "runs")
+    assert states(sweep) == ["done"] * 3
+    assert {path: (path / "records.jsonl").stat().st_mtime_ns for path in done} == stamps
+    for job in jobs:
+        one, other = (f / job.name / "records.jsonl" for f in (tmp_path / "runs", undisturbed))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def _wait_for_a_finished_run(folder):
+    for _ in range(3000):
+        if _finished(folder):
+            return
+        time.sleep(0.02)
+    pytest.fail("no run was finished within a minute")
+
+
+def _finished(folder):
+    found = []
+    for status in folder.glob("*/status.json"):
+        if json.loads(status.read_text())["state"] == "done":
+            found.append(status.parent)
+    return sorted(found)
+
+
+def _wait_until_nobody_works(folder):
+    from wima.storage.lock import is_running
+
+    for _ in range(600):
+        if not any(is_running(path.parent) for path in folder.glob("*/status.json")):
+            return
+        time.sleep(0.05)
+    pytest.fail("workers of a killed sweep still run")

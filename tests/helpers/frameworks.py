@@ -1,0 +1,24 @@
+"""Other people's trainers, in processes of their own."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+from tests.helpers.commands import printed
+from tests.helpers.paths import ROOT
+
+
+@cache
+def trained(code: str, example: str = "", python: str = sys.executable) -> str:
+    """What a script prints, and an example after it; alone, since these packages keep globals."""
+    if example:
+        path = ROOT / "examples" / "frameworks" / example
+        code += f"\nimport runpy\nrunpy.run_path({str(path)!r}, run_name='__main__')\n"
+    return printed(code, python=python)
+
+
+def accuracies(text: str) -> tuple[float, float]:
+    """The figures of the last line: plain 0.912, wima 0.934."""
+    plain, wima = text.splitlines()[-1].split(", ")
+    return float(plain.removeprefix("plain ")), float(wima.removeprefix("wima "))

@@ -1,0 +1,49 @@
+"""The options of a run that are plain numbers and names, declared once for Python and settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wima.core.checks import check_count, check_one_of, check_rate, is_count
+from wima.core.errors import check
+from wima.engine.base import Weighting
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How many rounds with how many clients at which rate, and how they are computed.
+
+    eval_every: evaluate every so many rounds, and in each of the `eval_last` last ones; 0: never.
+    stack_server: let a server optimizer follow an algorithm that has a server rule of its own.
+    diverged: the run ends when the model's norm exceeds so many times that of the initial model
+    (or 1, if that is larger), or is not finite.
+    """
+
+    rounds: int = 500
+    clients_per_round: int = 10
+    lr: float = 0.1  # of clients
+    weighting: Weighting = "examples"
+    seed: int = 0
+    stack_server: bool = False
+    eval_every: int = 1
+    eval_last: int = 100
+    diverged: float = 1e4
+    engine: str = "auto"
+    workers: int | None = None  # processes that train, this one among them
+
+    def __post_init__(self) -> None:
+        check_count("rounds", self.rounds)
+        check_rate("lr", self.lr)
+        check_rate("diverged", self.diverged)
+        check_count("eval_every", self.eval_every, least=0)
+        check_count("eval_last", self.eval_last, least=0)
+        seed = self.seed
+        check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
+        check_one_of("weighting", self.weighting, ("examples", "uniform"))
+        if self.workers is not None:
+            check_count("workers", self.workers)
+
+    def evaluates(self, t: int) -> bool:
+        """Whether models are evaluated after t rounds."""
+        regular = bool(self.eval_every) and t % self.eval_every == 0
+        return regular or (bool(self.eval_every) and t > self.rounds - max(1, self.eval_last))

@@ -1,0 +1,78 @@
+"""The server's half of a round: means of what clients sent, and the step with them.
+
+`reference.py` has its plain twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from wima.algorithms.base import Extra, State
+from wima.core.vector import Vector
+from wima.engine.base import RoundState, RunningMean, Setup, located
+
+
+class Means(NamedTuple):
+    """What the server learns of a round."""
+
+    delta: Vector
+    extra: Extra  # None if clients sent nothing else
+    rest: Vector | None  # how far the rest of w moved, start - end; None if there is no rest
+    clients: int
+
+
+class Updates:
+    """What clients sent, summed up in the order of the cohort."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._uniform = setup.algorithm.extra_mean == "uniform"
+        self._delta, self._extra, self._rest = RunningMean(), RunningMean(), RunningMean()
+        self._clients = 0
+
+    def add(
+        self, weight: float, delta: Vector, extra: Vector | None, rest: Vector | None = None
+    ) -> None:
+        self._clients += 1
+        self._delta.add(delta, weight)
+        if extra is not None:
+            self._extra.add(extra, 1.0 if self._uniform else weight)
+        if rest is not None:
+            self._rest.add(rest, weight)
+
+    def means(self) -> Means | None:
+        """None if no client sent anything."""
+        delta = self._delta.value
+        if delta is None:
+            return None
+        return Means(delta, self._extra.value, self._rest.value, self._clients)
+
+
+def observed(
+    setup: Setup, server: State, t: int, gradients: Iterable[tuple[float, Vector]]
+) -> State:
+    """Phase A of MIME: the cohort's mean full gradient at w, from pairs (weight, gradient)."""
+    mean = RunningMean()
+    for weight, vector in gradients:
+        mean.add(vector, weight)
+    gradient = mean.value
+    if gradient is None:
+        return server
+    with located(t, "observe"):
+        return setup.algorithm.observe(gradient, server)
+
+
+def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -> RoundState:
+    """The state after the round: w - ServerOpt(pseudo-gradient); the rest of w as FedAvg has it."""
+    w = state.w[: setup.trained]
+    rest = state.w[len(w) :]
+    fraction = means.clients / setup.task.data.num_clients
+    with located(t, "server_update"):
+        gradient, server = setup.algorithm.server_update(
+            w, means.delta, means.extra, server, fraction
+        )
+    change, opt = setup.server_opt.update(gradient, state.opt)
+    rest = rest if means.rest is None else rest - means.rest
+    return RoundState(torch.cat([w - change, rest]), server, opt, state.memory)
