@@ -7,7 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 # One thread each: tests run side by side, and small models gain nothing from a second one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -92,6 +95,20 @@ def cli(monkeypatch, capsys, tmp_path):
         return code, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture(scope="session")
+def gradients_of() -> Callable[[Any], Any]:
+    """Workspace -> its gradients on `batched`, with what was traced in earlier runs."""
+    from wima.engine.rows import RowGradients
+
+    return cache(RowGradients)
+
+
+@pytest.fixture
+def traced_once(monkeypatch, gradients_of) -> None:
+    """Let runs of one task on `batched` share traces: making one takes longer than a small run."""
+    monkeypatch.setattr("wima.engine.batched.RowGradients", gradients_of)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

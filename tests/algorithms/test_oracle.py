@@ -231,7 +231,7 @@ def test_algorithms_are_their_pseudocode_on_heterogeneous_least_squares(
 @pytest.mark.parametrize("engine", [*ENGINES, "batched"])
 @pytest.mark.parametrize("name", CASES)
 def test_algorithms_are_their_pseudocode_on_a_network_up_to_float32_rounding(
-    name, engine, weighting, request
+    name, engine, weighting, request, traced_once
 ):
     in_pools(engine, classification, request)
     models = play(name, classification, ROUNDS, engine, weighting)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from wima.core.errors import UsageError
 from wima.data.transform import Images
 from wima.engine.rows import TRACE_AFTER, RowGradients
 
+pytestmark = pytest.mark.usefixtures("traced_once")
 SIZES = (3, 11, 6, 6, 14, 1, 9)  # unequal, one client smaller than a batch
 CASES = {
     **{name: (made(), None) for name, made in algorithms.BY_NAME.items()},
@@ -31,10 +34,11 @@ def data_of(x: np.ndarray, sizes: tuple[int, ...] = SIZES) -> wima.FederatedData
     return wima.FederatedData.from_arrays(x, y, np.repeat(np.arange(len(sizes)), sizes))
 
 
-def task_of(model=small_net, **options) -> wima.Task:
+@cache
+def task_of(model=small_net) -> wima.Task:
     x = np.random.default_rng(0).normal(size=(sum(SIZES), 6)).astype("float32")
     data = data_of(x)
-    return wima.make_task(model, data, (data.x, data.y), **options)
+    return wima.make_task(model, data, (data.x, data.y))
 
 
 def final(task: wima.Task, engine: str, algorithm=None, **settings) -> torch.Tensor:

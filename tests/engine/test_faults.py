@@ -83,7 +83,7 @@ def test_clients_that_are_not_finite_are_excluded_and_counted(engine):
     cohorts = lambda seed, t: [0, 1, 2] if t else [0, 2]  # noqa: E731
     excluding = play(engine, Faults(exclude=True), poison=1, cohorts=cohorts, eval_every=0)
     assert [r.excluded for r in excluding.records] == [(), *[(1,)] * 5]
-    without = play(engine, poison=1, cohorts=lambda seed, t: [0, 2], eval_every=0)
+    without = play(poison=1, cohorts=lambda seed, t: [0, 2], eval_every=0)
     a, b = excluding.vectors["plain"], without.vectors["plain"]
     if engine == "batched":
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)

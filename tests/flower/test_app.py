@@ -90,7 +90,7 @@ def test_memory_is_in_the_nodes_state_and_nowhere_on_the_server(algorithm, tmp_p
     store = Segments(run.path / "checkpoints")
     (newest, *_), wrong = manifests.find(store)
     assert not wrong
-    for name in newest.manifest["clients"]:
+    for name in newest.content["clients"]:
         about = store.about(name)
         assert all(set(state) == {"tuple"} for state in about.values())
         assert all(set(part) == {"value"} for s in about.values() for part in s["tuple"])

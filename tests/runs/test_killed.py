@@ -81,11 +81,16 @@ def test_a_run_killed_again_and_again_comes_to_the_same_bytes(undisturbed, tmp_p
     assert same(tuple(memories(path).items()), tuple(memories(whole).items()))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "run"
+    launch(settings_of(algorithm="scaffold", **FILES), path)
+    return path
+
+
 @pytest.mark.parametrize("moment", ["segment", "manifest", "renamed", "cleaning"])
-def test_killed_amid_a_checkpoint(moment, tmp_path, monkeypatch):
-    settings = settings_of(algorithm="scaffold", **FILES)
-    whole, path = tmp_path / "whole", tmp_path / "run"
-    launch(settings, whole)
+def test_killed_amid_a_checkpoint(moment, whole, tmp_path):
+    settings, path = settings_of(algorithm="scaffold", **FILES), tmp_path / "run"
 
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -237,3 +238,32 @@ class Raises(Algorithm):
 
 def test_an_error_in_a_hook_tells_where_it_happened():
     refuses(Raises(), "round 0, client 0, local", "ZeroDivisionError: no clients today")
+
+
+class Misspelt(wima.Algorithm):
+    extra_mean = "weigthed"
+
+
+class Shouting(wima.Algorithm):
+    path_gradient = "yes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annotated(wima.Algorithm):
+    full_gradient: str = "own"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (
+            Misspelt(),
+            "Misspelt has extra_mean = 'weigthed'; expected one of 'uniform', 'weighted'.",
+        ),
+        (Shouting(), "Shouting has path_gradient = 'yes'; expected one of False, True."),
+        (Annotated(), "makes it a hyper-parameter; write `full_gradient = 'own'` without one."),
+    ],
+)
+def test_class_attributes_have_known_values_and_no_type(algorithm, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        wima.check_algorithm(algorithm)

@@ -8,7 +8,7 @@ from wima.core.checks import check_range, check_switch
 from wima.core.vector import Vector
 
 
-class Mean(NamedTuple):
+class LastMean(NamedTuple):
     mean: Vector  # the last cohort's mean model
 
 
@@ -22,8 +22,11 @@ class AdaBest(Algorithm):
     """Clients subtract an estimate of their bias; the server extrapolates its means.
 
         y   <- y - lr * (g_i(y) - h_i)
-        h_i <- h_i / (rounds since the last visit) + mu * (w - y),    mu * lr * steps < 1
+        h_i <- h_i / (rounds since the last visit) + mu * (w - y)
         w   <- mean + beta * (mean - mean of the round before),    mean = mean_i y_i
+
+    Keep mu * lr * steps below 1 for every client: a visit multiplies h_i by about 1 / (rounds since
+    the last visit) - mu * lr * steps, so h_i of clients with many steps would grow without bound.
 
     Varno et al., AdaBest: Minimizing Client Drift in FL (ECCV 2022), Algorithm 1.
     """
@@ -38,23 +41,24 @@ class AdaBest(Algorithm):
         check_range("AdaBest.beta", self.beta, least=0, below=1)
         check_switch("AdaBest.serve_mean", self.serve_mean)
 
-    def init(self, w: Vector) -> Mean:
-        return Mean(w)
+    def init(self, w: Vector) -> LastMean:
+        return LastMean(w)
 
     def client_init(self, w: Vector) -> Bias:
         return Bias(torch.zeros_like(w), 0)
 
-    def local(self, w: Vector, server: Mean, client: Bias) -> Local:
+    def local(self, w: Vector, server: LastMean, client: Bias) -> Local:
         return Local(w, shift=-client.h)
 
-    def client_finish(self, visit: Visit, server: Mean, client: Bias) -> tuple[None, Bias]:
+    def client_finish(self, visit: Visit, server: LastMean, client: Bias) -> tuple[None, Bias]:
         now = visit.t + 1
         return None, Bias(client.h / (now - client.last) + self.mu * visit.delta, now)
 
     def server_update(
-        self, w: Vector, delta: Vector, extra: Extra, server: Mean, fraction: float
-    ) -> tuple[Vector, Mean]:
-        return delta + self.beta * (server.mean - (w - delta)), Mean(w - delta)
+        self, w: Vector, delta: Vector, extra: Extra, server: LastMean, fraction: float
+    ) -> tuple[Vector, LastMean]:
+        mean = w - delta
+        return delta + self.beta * (server.mean - mean), LastMean(mean)
 
-    def served(self, w: Vector, server: Mean) -> Vector:
+    def served(self, w: Vector, server: LastMean) -> Vector:
         return server.mean if self.serve_mean else w

@@ -1,6 +1,6 @@
 """What an algorithm is: hyper-parameters and pure functions, with FedAvg as the default of each.
 
-One round, as every engine plays it:
+One round, as every engine runs it:
 
     server  = observe(mean of the full gradients at w, server)       if full_gradient = "cohort"
     each client i of the cohort:
@@ -23,7 +23,7 @@ State: TypeAlias = Any  # a tuple of vectors and numbers; () is none
 Extra: TypeAlias = Any  # the mean of the vectors that clients sent besides delta; None if none
 Asked: TypeAlias = Any  # a vector if the algorithm asks for it, else None
 FullGradient = Literal["none", "own", "cohort"]
-Mean = Literal["uniform", "weighted"]
+ExtraMean = Literal["uniform", "weighted"]
 
 
 class Local(NamedTuple):
@@ -80,7 +80,7 @@ class Algorithm:
         return False
 
     @property
-    def extra_mean(self) -> Mean:
+    def extra_mean(self) -> ExtraMean:
         """How `extra` is averaged over the cohort: uniform, or weighted like delta."""
         return "uniform"
 

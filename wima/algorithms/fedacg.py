@@ -8,7 +8,7 @@ from wima.core.checks import check_range
 from wima.core.vector import Vector
 
 
-class Momentum(NamedTuple):
+class Motion(NamedTuple):
     m: Vector  # direction of motion: new minus old
 
 
@@ -33,14 +33,14 @@ class FedACG(Algorithm):
         check_range("FedACG.lam", self.lam, least=0, below=1)
         check_range("FedACG.beta", self.beta, least=0)
 
-    def init(self, w: Vector) -> Momentum:
-        return Momentum(torch.zeros_like(w))
+    def init(self, w: Vector) -> Motion:
+        return Motion(torch.zeros_like(w))
 
-    def local(self, w: Vector, server: Momentum, client: State) -> Local:
+    def local(self, w: Vector, server: Motion, client: State) -> Local:
         return Local(w + self.lam * server.m, prox=self.beta)
 
     def server_update(
-        self, w: Vector, delta: Vector, extra: Extra, server: Momentum, fraction: float
-    ) -> tuple[Vector, Momentum]:
+        self, w: Vector, delta: Vector, extra: Extra, server: Motion, fraction: float
+    ) -> tuple[Vector, Motion]:
         m = self.lam * server.m - delta
-        return -m, Momentum(m)
+        return -m, Motion(m)

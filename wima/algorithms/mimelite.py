@@ -8,7 +8,7 @@ from wima.core.checks import check_range
 from wima.core.vector import Vector
 
 
-class Momentum(NamedTuple):
+class FrozenMomentum(NamedTuple):
     m: Vector  # frozen during the round
 
 
@@ -30,18 +30,18 @@ class MimeLite(Algorithm):
     def __post_init__(self) -> None:
         check_range("MimeLite.momentum", self.momentum, least=0, below=1)
 
-    def init(self, w: Vector) -> Momentum:
-        return Momentum(torch.zeros_like(w))
+    def init(self, w: Vector) -> FrozenMomentum:
+        return FrozenMomentum(torch.zeros_like(w))
 
-    def local(self, w: Vector, server: Momentum, client: State) -> Local:
+    def local(self, w: Vector, server: FrozenMomentum, client: State) -> Local:
         return Local(w, shift=self.momentum * server.m)
 
     def client_finish(
-        self, visit: Visit, server: Momentum, client: State
+        self, visit: Visit, server: FrozenMomentum, client: State
     ) -> tuple[Vector | None, State]:
         return visit.gradient, client
 
     def server_update(
-        self, w: Vector, delta: Vector, extra: Extra, server: Momentum, fraction: float
-    ) -> tuple[Vector, Momentum]:
-        return delta, Momentum(extra + self.momentum * server.m)
+        self, w: Vector, delta: Vector, extra: Extra, server: FrozenMomentum, fraction: float
+    ) -> tuple[Vector, FrozenMomentum]:
+        return delta, FrozenMomentum(extra + self.momentum * server.m)

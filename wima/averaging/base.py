@@ -21,7 +21,7 @@ class Past(Protocol):
         """The model n updates before the one that is coming in; 1 is the newest."""
         ...
 
-    def kept(self, w: Vector) -> Vector:
+    def as_stored(self, w: Vector) -> Vector:
         """w as `ago` will give it back: itself, unless past models are kept in less precision."""
         ...
 

@@ -51,7 +51,7 @@ class WIMA(Averager):
     def update(self, state: WindowSum, w: Vector, past: Past) -> WindowSum:
         if state.seen == 0:
             state.total.zero_()
-        state.total.add_(past.kept(w))  # what will be subtracted, to the bit
+        state.total.add_(past.as_stored(w))  # what will be subtracted, to the bit
         if state.seen >= self.window:
             state.total.sub_(past.ago(self.window))
         return state._replace(seen=state.seen + 1)

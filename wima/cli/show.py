@@ -1,4 +1,4 @@
-"""What a run gave, on the terminal and as a picture."""
+"""The result of a run, on the terminal and as a picture."""
 
 from __future__ import annotations
 

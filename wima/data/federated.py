@@ -73,7 +73,7 @@ class FederatedData:
         """Sort examples by client; `clients[j]` is the client of example j, a number or a name.
 
         Examples keep their order within a client; those of client number -1 are left out.  Without
-        `num_clients`, clients are whoever occurs.
+        `num_clients`, clients are those that occur.
         """
         x, y, clients = as_array(x, "x"), as_array(y, "y"), as_names(as_array(clients, "clients"))
         check(

@@ -2,7 +2,7 @@
 
 Of a large file, a client's rows are read from the file itself: 6 µs for 4 kB, where touching the
 mapping takes 34 µs and leaves up to 2 MB around the rows resident.  (5,000 visits among a million
-clients took 460 MB so.)
+clients took 460 MB that way.)
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Sheet(NamedTuple):
 def write_sheet(sheet: Sheet, folder: Path) -> Path:
     """Write a sheet into the folder of its runs, in one step.
 
-    What an earlier sheet of that name had besides, such as other seeds, stays if its run is there.
+    Other cells of an earlier sheet of that name, such as other seeds, stay if their runs exist.
     """
     path = folder / f"{sheet.name}{SUFFIX}"
     if path.exists():

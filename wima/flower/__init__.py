@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from wima.flower.app.federation import Federation
     from wima.flower.app.options import Options
     from wima.flower.app.server import server_app
-    from wima.flower.averaged.legacy import averaged_legacy
-    from wima.flower.averaged.strategy import averaged
+    from wima.flower.averages.legacy import averaged_legacy
+    from wima.flower.averages.strategy import averaged
     from wima.flower.grid.local import LocalGrid, run_flower
 
 if find_spec("flwr") is None:
@@ -25,8 +25,8 @@ _WHERE = {
     "Federation": "app.federation",
     "LocalGrid": "grid.local",
     "Options": "app.options",
-    "averaged": "averaged.strategy",
-    "averaged_legacy": "averaged.legacy",
+    "averaged": "averages.strategy",
+    "averaged_legacy": "averages.legacy",
     "client_app": "app.client",
     "run_flower": "grid.local",
     "server_app": "app.server",

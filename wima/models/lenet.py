@@ -26,7 +26,7 @@ class LeNet(nn.Module):
         self.features = nn.Sequential(
             nn.Conv2d(channels, width, 5),
             nn.MaxPool2d(2),
-            nn.ReLU(inplace=True),  # the same before pooling, and dearer
+            nn.ReLU(inplace=True),  # equal to a ReLU before pooling, and cheaper
             nn.Conv2d(width, width, 5),
             nn.MaxPool2d(2),
             nn.ReLU(inplace=True),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 def channels_last(x: Tensor) -> Tensor:
     """The same images with the channels of a pixel side by side in memory; what follows keeps it.
 
-    Convolutions, and pooling most of all, are faster so.
+    Convolutions, and pooling most of all, are faster that way.
     """
     if _vectorised(x):
         return x

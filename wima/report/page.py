@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs nothing but itself.
+"""The report as one self-contained HTML page.
 
-The files in page/ are put into one; the data are JSON inside it, drawn by page/*.js.
+The files in page/ are joined; the data are JSON in the page, drawn by page/*.js.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def notes_section(notes: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What lets this script or style run, and no other that got into the page."""
+    """The source in the page's policy that allows this script or style and no other."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
@@ -86,7 +86,7 @@ def _inside_html(data: Any) -> str:
 def payload(
     tables: Sequence[Table], omitted: Sequence[Omitted], measure: Measure
 ) -> dict[str, Any]:
-    """All that the page shows, as JSON has it."""
+    """All that the page shows, as JSON."""
     shown = {id(run): run for table in tables for run in table.runs()}
     runs = sorted(shown.values(), key=lambda run: str(run.path))
     number = {id(run): i for i, run in enumerate(runs)}

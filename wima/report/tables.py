@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
     @property
     def diverged(self) -> bool:
-        """Whether the run ended so, or its last values are not all finite."""
+        """Whether the run diverged, or its last values are not all finite."""
         if self.run is None or self.run.state == "diverged":
             return self.run is not None
         late = self.score is not None and self.score.evaluations > 0

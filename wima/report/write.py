@@ -141,7 +141,7 @@ def _fill(
 
 
 def _write(path: Path, text: str) -> None:
-    """Names of files need not be valid text; what is not is written as an escape."""
+    """Write text; file names in it may be invalid Unicode, which is written as escapes."""
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 

@@ -49,11 +49,11 @@ class Window:
 
     @property
     def span(self) -> float:
-        """How many checkpoints count."""
+        """How many checkpoints are averaged."""
         return float(self.window)
 
     def newest(self, files: Sequence[Path]) -> Sequence[Path]:
-        """Those that count, of all, oldest first."""
+        """The files that are averaged, oldest first."""
         return files[-self.window :]
 
     def add(self, total: Array, x: Array, seen: int) -> None:
@@ -84,7 +84,7 @@ class Decay:
 
     @property
     def span(self) -> float:
-        """The window whose checkpoints are as old on average as what this one remembers."""
+        """The window whose checkpoints have the same mean age."""
         return (1 + self.decay) / (1 - self.decay)
 
     def newest(self, files: Sequence[Path]) -> Sequence[Path]:
@@ -104,7 +104,7 @@ Rule: TypeAlias = Window | Decay
 class Averaged(NamedTuple):
     """What was written."""
 
-    files: list[Path]  # those that count
+    files: list[Path]  # those averaged
     tensors: int
     numbers: int
 
@@ -118,7 +118,7 @@ class Piece(NamedTuple):
 class AveragePlan(NamedTuple):
     """What is averaged, and how."""
 
-    files: list[Path]  # those that count, oldest first
+    files: list[Path]  # those averaged, oldest first
     rule: Rule
     tensors: dict[str, Spec]  # of every file, in the order in which they are written
     averaged: set[str]  # of the others, the newest values are taken

@@ -1,4 +1,4 @@
-"""Which files, and in which order."""
+"""Selects checkpoints and puts them in order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ORDERS: dict[str, Callable[[Path], Any]] = {
 def select(
     names: Sequence[str], order: str = "number", last: int | None = None, every: int = 1
 ) -> list[Path]:
-    """The checkpoints that are meant, oldest first: the `last` ones, and of them each `every`-th.
+    """The selected checkpoints, oldest first: the `last` ones, and of them each `every`-th.
 
     names: files, folders as Hugging Face writes them, or patterns with * ? [ ].  The newest
     checkpoint is always taken; every=3 takes the one three before it, and so on.

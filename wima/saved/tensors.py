@@ -1,4 +1,4 @@
-"""What a tensor in a file is, and how its numbers become float64 and back."""
+"""Tensors in files: dtype and shape, and conversion to float64 and back."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Spec(NamedTuple):
 
     @property
     def floating(self) -> bool:
-        """Whether it has a mean; integers and switches have none."""
+        """Whether it has a mean; integers and bools have none."""
         return self.dtype in FLOATING
 
     def zeros(self, count: int) -> Array:
-        """Where numbers of this dtype are added up."""
+        """An accumulator for numbers of this dtype."""
         return np.zeros(count, np.complex128 if self.dtype == "C64" else np.float64)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
-from wima.algorithms.base import Algorithm
+from wima.algorithms.base import Algorithm, ExtraMean, FullGradient
 from wima.algorithms.server_opt import SGD
 from wima.core.errors import Diverged, UsageError
 from wima.core.randomness import rng
@@ -19,31 +20,39 @@ from wima.engine.guard import vectors
 from wima.simulation.simulation import Simulation, simulate
 from wima.task.task import Task
 
+FLAGS = {  # class attributes that engines read
+    "full_gradient": get_args(FullGradient),
+    "extra_mean": get_args(ExtraMean),
+    "path_gradient": (False, True),
+    "own_server_rule": (False, True),
+}
 SIZES = (3, 5, 8, 4)  # examples of the toy problem's clients
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
     """Raise `UsageError` if the algorithm breaks a promise that engines rely on.
 
+    Class attributes have known values and are no hyper-parameters.
     On small least-squares problems with d = 1 and d = 7: hooks write none of their arguments; state
     is tuples of vectors and numbers; models stay finite vectors of length d; the same seed gives
     the same bytes; the order of the clients does not matter beyond rounding.
     """
     if not isinstance(algorithm, Algorithm):
         raise UsageError(f"Expected an instance of Algorithm, got {algorithm!r}.")
+    _check_flags(algorithm)
     for d in (1, 7):
-        first = _play(algorithm, d, reverse=False)
+        first = _run(algorithm, d, reverse=False)
         _check_state(algorithm, first.state.server, "server")
         for client, state in first.state.memory.visited().items():
             _check_state(algorithm, state, f"client {client}")
-        again, reversed_ = (_play(algorithm, d, reverse=reverse) for reverse in (False, True))
+        again, reversed_ = (_run(algorithm, d, reverse=reverse) for reverse in (False, True))
         if not torch.equal(first.w, again.w):
             raise _broken(algorithm, f"gave two results for one seed at d = {d}; is it random?")
         if not torch.allclose(first.w, reversed_.w, rtol=1e-9, atol=1e-9):
             raise _broken(algorithm, "depends on the order of the clients in a cohort.")
 
 
-def _play(algorithm: Algorithm, d: int, reverse: bool) -> Simulation:
+def _run(algorithm: Algorithm, d: int, reverse: bool) -> Simulation:
     """Four rounds on the plain engine, which catches writes to arguments."""
     cohorts = [[0, 1, 2], [1, 3], [0, 2, 3], [0, 1]]
     simulation = simulate(
@@ -83,6 +92,20 @@ def _toy(d: int) -> Task:
 
     evaluate: Callable[[Vector], dict[str, float]] = lambda w: {}  # noqa: E731
     return Task(data, lambda seed: start.clone(), gradient, evaluate)
+
+
+def _check_flags(algorithm: Algorithm) -> None:
+    """A misspelt value would silently be FedAvg's; an annotation would make a field of it."""
+    for name, known in FLAGS.items():
+        value = getattr(algorithm, name)
+        if type(value) is not type(known[0]) or value not in known:
+            listed = ", ".join(map(repr, known))
+            raise _broken(algorithm, f"has {name} = {value!r}; expected one of {listed}.")
+        if name in {field.name for field in fields(algorithm)}:
+            hint = f"write `{name} = {value!r}` without one"
+            raise _broken(
+                algorithm, f"gives {name} a type, which makes it a hyper-parameter; {hint}."
+            )
 
 
 def _check_state(algorithm: Algorithm, state: Any, owner: str) -> None:

@@ -74,7 +74,7 @@ class Ring:
             raise IndexError(f"{n} pushes ago: holds {min(self.count, self.length)} vectors.")
         return self._pushed(self.count - n).to(self._like)
 
-    def kept(self, w: Vector) -> Vector:
+    def as_stored(self, w: Vector) -> Vector:
         """w as the ring will give it back."""
         return w if self.dtype == w.dtype else w.to(self.dtype).to(w.dtype)
 

@@ -21,7 +21,7 @@ _DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, tor
 
 
 def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
-    """The tree as JSON; its tensors and rings go into the dicts, under names that begin alike."""
+    """The tree as JSON; tensors and rings go into the dicts, under names that begin with `name`."""
     if isinstance(tree, Tensor):
         tensors[name] = tree
         return {"tensor": name}

@@ -17,7 +17,7 @@ Totals: TypeAlias = list[tuple[float, int]]  # sum and count of each measure
 
 
 class Evaluation:
-    """A function of a vector.  Sums are taken piece by piece, whoever computes the pieces."""
+    """A function of a vector.  Sums are taken piece by piece, in whichever process."""
 
     def __init__(
         self,

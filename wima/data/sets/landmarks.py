@@ -36,7 +36,7 @@ DIGEST = "md5:53c36bd7d5fc12f927af2820b7e4a57c"
 class ImageFiles:
     """Numbers of images to pixels: decoded, cropped, scaled and normalised as for ImageNet.
 
-    Training: a random part of 8 to 100 % of the area, resized, flipped half of the times.
+    Training: a random part of 8 to 100 % of the area, resized, flipped half of the time.
     Evaluation: the shorter side resized to 8/7 of the size, then the centre.
     """
 

@@ -69,13 +69,13 @@ class Federation(Strategy, Engine):
     def __init__(
         self, settings: Settings, out: Path | None = None, options: Options | None = None
     ) -> None:
-        whole = settings.algorithm.make("algorithm", algorithms.BY_NAME)
+        complete = settings.algorithm.make("algorithm", algorithms.BY_NAME)
         optimizer = settings.server.make("server optimizer", server_opt.BY_NAME)
-        check_server_rule(whole, optimizer, settings.stack_server)
+        check_server_rule(complete, optimizer, settings.stack_server)
         self.settings = settings.model_copy(update={"checkpoint_every": 1})
         self.out, self.options = out or launch.default_path(settings), options or Options()
         self.rejected = 0  # updates so far that made no sense
-        self._algorithm = ServerSide(whole=whole)
+        self._algorithm = ServerSide(complete=complete)
         self._grid: Grid
         self._setup: Setup
         self._roster: Roster

@@ -1,4 +1,4 @@
-"""How a run is played over Flower's grid; what it computes is in the settings of the run."""
+"""How a run is computed over Flower's grid; what it computes is in the settings of the run."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ server_app = ServerApp()
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the run that the run config asks for, or go on with it."""
+    """Run what the run config asks for, or resume it."""
     settings, out, options = read_order(context.run_config)
     Federation(settings, out, options).start(grid)
 
 
 def simulate_on_flower(settings: Settings, out: Path, options: Options) -> Run:
-    """Play a run on Flower's simulation engine, one virtual node per client."""
+    """Run on Flower's simulation engine, one virtual node per client."""
     # Flower's engine for one machine has no other entrance from Python; only it needs Ray.
     from flwr.simulation import run_simulation
 
@@ -33,7 +33,7 @@ def simulate_on_flower(settings: Settings, out: Path, options: Options) -> Run:
     app, strategy = ServerApp(), Federation(settings, out, options)
 
     @app.main()
-    def play(grid: Grid, context: Context) -> None:
+    def main(grid: Grid, context: Context) -> None:
         strategy.start(grid)
 
     nodes = build_task(settings).data.num_clients

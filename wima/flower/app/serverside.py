@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wima.algorithms.base import Algorithm, Extra, FullGradient, Mean, State, Visit
+from wima.algorithms.base import Algorithm, Extra, ExtraMean, FullGradient, State, Visit
 from wima.core.vector import Vector
 
 
@@ -19,39 +19,39 @@ class Counted(NamedTuple):
 class ServerSide(Algorithm):
     """The algorithm without its clients' memory, which stays on their nodes."""
 
-    whole: Algorithm
+    complete: Algorithm
 
     @property
     def full_gradient(self) -> FullGradient:
-        return self.whole.full_gradient
+        return self.complete.full_gradient
 
     @property
     def own_server_rule(self) -> bool:
-        return self.whole.own_server_rule
+        return self.complete.own_server_rule
 
     @property
-    def extra_mean(self) -> Mean:
-        return self.whole.extra_mean
+    def extra_mean(self) -> ExtraMean:
+        return self.complete.extra_mean
 
     def init(self, w: Vector) -> State:
-        return self.whole.init(w)
+        return self.complete.init(w)
 
     def client_init(self, w: Vector) -> Counted:
         return Counted(-1)
 
     def observe(self, gradient: Vector, server: State) -> State:
-        return self.whole.observe(gradient, server)
+        return self.complete.observe(gradient, server)
 
     def server_update(
         self, w: Vector, delta: Vector, extra: Extra, server: State, fraction: float
     ) -> tuple[Vector, State]:
-        return self.whole.server_update(w, delta, extra, server, fraction)
+        return self.complete.server_update(w, delta, extra, server, fraction)
 
     def served(self, w: Vector, server: State) -> Vector:
-        return self.whole.served(w, server)
+        return self.complete.served(w, server)
 
     def sends_extra(self, w: Vector, server: State) -> bool:
         """Whether clients send a vector besides their delta: tried on a visit that went nowhere."""
-        client, visit = self.whole.client_init(w), Visit(w, w, 1, 1.0, 0, w, w)
-        extra, _ = self.whole.client_finish(visit, server, client)
+        client, visit = self.complete.client_init(w), Visit(w, w, 1, 1.0, 0, w, w)
+        extra, _ = self.complete.client_finish(visit, server, client)
         return extra is not None

@@ -27,7 +27,7 @@ from wima.core.machine import cores
 from wima.core.randomness import rng
 from wima.flower.grid.generators import preserved, seed_all
 from wima.flower.grid.node import failed
-from wima.flower.grid.pool import Children, Here, Pool
+from wima.flower.grid.runners import InThisProcess, InWorkers, NodeRunner
 
 # The first number after the seed in the addresses of random numbers.
 SERVER, NODE_IDS, VISITS = 0, 1, 2
@@ -44,13 +44,13 @@ class Node:
 
 
 class LocalGrid(Grid):
-    """A Flower grid whose nodes are played by this process and its children.
+    """A Flower grid whose nodes run in this process and its workers.
 
     Node ids and all that apps draw from the global generators of Python, NumPy and torch are
     functions of the seed, the node and the number of the message; replies come in the order of the
     messages.  So results do not depend on the number of workers.
 
-    With one worker, nodes are played in this process while messages are sent, and no timeout
+    With one worker, nodes run in this process while messages are sent, and no timeout
     interrupts them.  workers=None: one per core.
     """
 
@@ -77,7 +77,9 @@ class LocalGrid(Grid):
         }
         self._replies: dict[str, Future[Message]] = {}  # by the id of the message
         self._sent, self._lock = 0, RLock()
-        self._pool: Pool = Here(client_app) if workers == 1 else Children(client_app, workers)
+        self._pool: NodeRunner = (
+            InThisProcess(client_app) if workers == 1 else InWorkers(client_app, workers)
+        )
         self._threads = None if workers == 1 else ThreadPoolExecutor(workers)
 
         self._generators = preserved()

@@ -30,7 +30,7 @@ from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
 
 from wima.engine.base import one_thread
-from wima.flower.averaged.models import log
+from wima.flower.averages.models import log
 from wima.flower.grid.generators import seed_all
 
 
@@ -39,7 +39,7 @@ def visit(
 ) -> tuple[Message, RecordDict | None]:
     """The app's reply and the node's state after it; an error reply and no state if it fails.
 
-    The global generators are seeded at the address, so who plays the node does not matter.
+    The global generators are seeded at the address, so who runs the node does not matter.
     """
     seed_all("flower", *address)
     try:
@@ -92,7 +92,7 @@ def read_frame(file: BinaryIO) -> bytes:
 
 
 def main() -> None:
-    """Play nodes until standard input closes, which it does when the parent ends."""
+    """Run nodes until standard input closes, which it does when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     inbox, outbox = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the app prints must not look like an answer
@@ -113,11 +113,11 @@ def main() -> None:
 
 def _answer(app: ClientApp, address: bytes, message: bytes, context: bytes) -> tuple[bytes, bytes]:
     """The reply and the context after it, which is empty if the app failed."""
-    played = context_of(context)
-    reply, state = visit(app, message_of(message), played, json.loads(address))
+    changed = context_of(context)
+    reply, state = visit(app, message_of(message), changed, json.loads(address))
     if state is None:
         return message_bytes(reply), b""
     try:
-        return message_bytes(reply), context_bytes(played)
+        return message_bytes(reply), context_bytes(changed)
     except Exception as error:  # a record with what Flower cannot serialise
         return message_bytes(failed(message_of(message), ErrorCode.UNKNOWN, error)), b""

@@ -25,8 +25,13 @@ from flwr.server.strategy import (
 
 from wima.averaging import Averager
 from wima.core.errors import check
-from wima.flower.averaged.base import Averaging, Options, refuse_privacy_outside, subclassed
-from wima.flower.averaged.models import Arrays
+from wima.flower.averages.base import (
+    Averaging,
+    AveragingOptions,
+    refuse_privacy_outside,
+    subclassed,
+)
+from wima.flower.averages.models import Arrays
 
 S = TypeVar("S", bound=Strategy)
 PRIVATE = (
@@ -39,7 +44,7 @@ PRIVATE = (
 
 
 def averaged_legacy(
-    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[Options]
+    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[AveragingOptions]
 ) -> S:
     """The strategy, with averages of its global models beside them; see `averaged`.
 

@@ -14,9 +14,9 @@ import torch
 from wima.averaging import Averager, named
 from wima.core.checks import check_count, check_one_of
 from wima.core.errors import UsageError, check, unknown
-from wima.flower.averaged import state
-from wima.flower.averaged.models import Arrays, Models, log
-from wima.flower.averaged.serving import Serve, Serving
+from wima.flower.averages import state
+from wima.flower.averages.models import Arrays, Models, log
+from wima.flower.averages.serving import Serve, Serving
 from wima.flower.grid.generators import preserved
 from wima.storage.lock import Lock
 from wima.storage.segments import Segments
@@ -24,7 +24,7 @@ from wima.storage.segments import Segments
 Packed = TypeVar("Packed")  # Flower's type of a model
 
 
-class Options(TypedDict, total=False):
+class AveragingOptions(TypedDict, total=False):
     """The settings of `averaged` and `averaged_legacy`."""
 
     evaluate_clients_with: Literal["average", "plain"]  # which model clients evaluate
@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
     lower_is_better: bool  # of this metric
     rounds: int | None  # of the run, for SWA; `start` knows it
     classifier: Sequence[str]  # names of the last layer's arrays, for averages of a part
-    folder: str | Path | None  # the averages' state, saved there and gone on with
+    folder: str | Path | None  # the averages' state is saved there and resumed from it
     save_every: int  # rounds
     window_store: Literal["memory", "files"]  # past models; "files" needs a folder
     store_dtype: Literal["float32", "bfloat16"]  # of past models
@@ -51,11 +51,11 @@ class Averaging(Generic[Packed]):
         averagers: Averager | Sequence[Averager],
         pack: Callable[[Arrays], Packed],
         unpack: Callable[[Packed], Arrays],
-        options: Options,
+        options: AveragingOptions,
     ) -> None:
         for name in options:
-            if name not in Options.__annotations__:
-                raise unknown("setting", name, Options.__annotations__)
+            if name not in AveragingOptions.__annotations__:
+                raise unknown("setting", name, AveragingOptions.__annotations__)
         self._pack, self._unpack = pack, unpack
         self._evaluated = options.get("evaluate_clients_with", "average")
         check_one_of("evaluate_clients_with", self._evaluated, ("average", "plain"))
@@ -151,7 +151,7 @@ class Averaging(Generic[Packed]):
         return {f"{name}/{key}": v for name, values in found.items() for key, v in values.items()}
 
 
-def _open(options: Options) -> Segments | None:
+def _open(options: AveragingOptions) -> Segments | None:
     given = options.get("folder")
     if given is None:
         check(options.get("window_store") != "files", "window_store='files' needs a folder.")
@@ -164,7 +164,7 @@ def _open(options: Options) -> Segments | None:
     return Segments(folder)
 
 
-def _ring(options: Options, store: Segments | None) -> dict[str, Any]:
+def _ring(options: AveragingOptions, store: Segments | None) -> dict[str, Any]:
     where = options.get("window_store", "memory")
     check_one_of("window_store", where, ("memory", "files"))
     dtype = options.get("store_dtype", "float32")

@@ -19,8 +19,13 @@ from flwr.serverapp.strategy import (
 
 from wima.averaging import Averager
 from wima.core.errors import UsageError, check
-from wima.flower.averaged.base import Averaging, Options, refuse_privacy_outside, subclassed
-from wima.flower.averaged.models import Arrays, log
+from wima.flower.averages.base import (
+    Averaging,
+    AveragingOptions,
+    refuse_privacy_outside,
+    subclassed,
+)
+from wima.flower.averages.models import Arrays, log
 
 S = TypeVar("S", bound=Strategy)
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -33,13 +38,13 @@ PRIVATE = (
 
 
 def averaged(
-    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[Options]
+    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[AveragingOptions]
 ) -> S:
     """The strategy, with averages of its global models beside them.
 
     Training is that of the plain model, bit for bit.  `start` evaluates both models and its result
     holds both: `result.models`, by name; `result.arrays` is the one that is served.  Clients
-    evaluate the average.  `strategy.averaging` has the models at any time.  See `Options`.
+    evaluate the average.  `strategy.averaging` has the models at any time.  See `AveragingOptions`.
 
     The instance itself is changed and given back.
     """

@@ -1,4 +1,4 @@
-"""Who plays the nodes: this process, or children that are started once and keep the ClientApp."""
+"""Who runs the nodes: this process, or workers that are started once and keep the ClientApp."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from wima.flower.grid.node import (
 Answer = tuple[Message, RecordDict | None]  # the reply, and the node's new state unless it failed
 
 
-class Pool(Protocol):
-    """Plays nodes; may be called from several threads."""
+class NodeRunner(Protocol):
+    """Runs nodes; may be called from several threads."""
 
     def visit(self, message: Message, context: Context, address: Sequence[int]) -> Answer:
         """A node's answer to a message; neither the message nor the context is changed."""
@@ -45,8 +45,8 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
-class Here:
-    """Plays nodes in this process, one at a time."""
+class InThisProcess:
+    """Runs nodes in this process, one at a time."""
 
     def __init__(self, app: ClientApp) -> None:
         self._app, self._lock = app, Lock()
@@ -60,8 +60,8 @@ class Here:
         pass
 
 
-class Children:
-    """Plays nodes in children, one thread each; a child that dies is replaced."""
+class InWorkers:
+    """Runs nodes in worker processes, one thread each; a worker that exits is replaced."""
 
     def __init__(self, app: ClientApp, workers: int) -> None:
         self._briefing = _dumps(app)
@@ -79,8 +79,8 @@ class Children:
         """Send the app, and wait until the child has it."""
         try:
             (trouble,) = _exchange(child, self._briefing, answers=1)
-        except Exited as death:
-            raise RunError(f"A worker did not start: {death}") from None
+        except Exited as exited:
+            raise RunError(f"A worker did not start: {exited}") from None
         if trouble:
             raise UsageError(
                 f"A worker cannot load the ClientApp ({trouble.decode()}); modules that it comes "
@@ -92,9 +92,9 @@ class Children:
         child = self._idle.get()
         try:
             reply, after = _exchange(child, *frames, answers=2)
-        except Exited as death:
+        except Exited as exited:
             child = self._replaced(child)
-            return failed(message, ErrorCode.UNKNOWN, death), None
+            return failed(message, ErrorCode.UNKNOWN, exited), None
         finally:
             self._idle.put(child)
         return message_of(reply), context_of(after).state if after else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wima.core.errors import RunError, UsageError
-from wima.flower.averaged.models import Models
+from wima.flower.averages.models import Models
 from wima.storage import manifests
 from wima.storage.manifests import MALFORMED, Saved
 from wima.storage.ring import Ring
@@ -39,7 +39,7 @@ def save(models: Models, store: Segments, extra: Mapping[str, Any]) -> None:
 
 
 def _identity(models: Models) -> dict[str, Any]:
-    """What must be the same for a state to be gone on with."""
+    """What must be the same for a state to be resumed."""
     return {
         "averagers": {name: repr(averager) for name, averager in models.averagers.items()},
         "classifier": list(models.classifier),
