@@ -7,22 +7,12 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 
 
 def progress_bar(
-    label: str,
-    *details: ProgressColumn,
-    width: int | None = None,
-    console: Console | None = None,
+    label: str, *details: ProgressColumn, width: int | None = None, console: Console | None = None
 ) -> Progress:
     """Label, bar, details, time left; removed at the end, and never shown without a terminal.
 
     width: of the bar; None fills the line.
     """
     console = console or Console()
-    return Progress(
-        TextColumn(label),
-        BarColumn(bar_width=width),
-        *details,
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
+    columns = (TextColumn(label), BarColumn(bar_width=width), *details, TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)

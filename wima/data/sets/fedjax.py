@@ -53,12 +53,9 @@ def clients(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def joined(path: Path, clients: Iterable[Client], kind: str) -> tuple[Array, Array, Array]:
     """The examples of all clients, their labels, and the client of each; kind: of the clients."""
-    names, x, y = [], [], []
-    for name, examples, labels in clients:
-        names.append(name)
-        x.append(examples)
-        y.append(labels)
-    check(bool(names), f"{path}: no {kind}.")
+    found = list(clients)
+    check(bool(found), f"{path}: no {kind}.")
+    names, x, y = zip(*found, strict=True)
     client = np.repeat(names, [len(labels) for labels in y])
     return np.concatenate(x), np.concatenate(y).astype(np.int64), client
 
