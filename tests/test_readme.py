@@ -38,7 +38,7 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_public_names_are_those_of_all() -> None:
     for name in wima.__all__:
         assert getattr(wima, name).__name__ == name
-    assert set(wima.__all__) == set(wima._WHERE)
+    assert set(dir(wima)) == {*wima.__all__, "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = wima.nonsense
 

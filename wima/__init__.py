@@ -2,147 +2,92 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from wima.core.lazy import lazy_names
 from wima.core.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from wima.algorithms.adabest import AdaBest
-    from wima.algorithms.base import Algorithm, Local, Visit
-    from wima.algorithms.fedacg import FedACG
-    from wima.algorithms.fedavg import FedAvg
-    from wima.algorithms.fedcm import FedCM
-    from wima.algorithms.feddyn import FedDyn
-    from wima.algorithms.fedprox import FedProx
-    from wima.algorithms.mime import Mime
-    from wima.algorithms.mimelite import MimeLite
-    from wima.algorithms.scaffold import Scaffold
-    from wima.algorithms.server_opt import SGD, Adagrad, Adam, Momentum, ServerOpt, Yogi
-    from wima.averaging import EMA, LAWA, SWA, WIMA, Averager, Last
-    from wima.core.errors import Diverged, RunError, UsageError
-    from wima.core.vector import Flat, Layout
-    from wima.data.batches import Batch, LocalSGD
-    from wima.data.federated import FederatedData
-    from wima.engine.faults import Faults
-    from wima.loop.array_window import ArrayWindow
-    from wima.loop.window_average import WindowAverage
-    from wima.saved.mean import average_files
-    from wima.simulation.check import check_algorithm
-    from wima.simulation.schedules import Constant, Cosine, Cyclic, Exponential, Schedule
-    from wima.simulation.simulation import Record, Result, Simulation, run, simulate
-    from wima.task.task import Task, make_task
+if TYPE_CHECKING:  # the same names as below, for type checkers
+    from wima.algorithms import (
+        AdaBest as AdaBest,
+        Algorithm as Algorithm,
+        FedACG as FedACG,
+        FedAvg as FedAvg,
+        FedCM as FedCM,
+        FedDyn as FedDyn,
+        FedProx as FedProx,
+        Local as Local,
+        Mime as Mime,
+        MimeLite as MimeLite,
+        Scaffold as Scaffold,
+        Visit as Visit,
+    )
+    from wima.algorithms.server_opt import (
+        SGD as SGD,
+        Adagrad as Adagrad,
+        Adam as Adam,
+        Momentum as Momentum,
+        ServerOpt as ServerOpt,
+        Yogi as Yogi,
+    )
+    from wima.averaging import (
+        EMA as EMA,
+        LAWA as LAWA,
+        SWA as SWA,
+        WIMA as WIMA,
+        Averager as Averager,
+        Last as Last,
+    )
+    from wima.core.errors import (
+        Diverged as Diverged,
+        RunError as RunError,
+        UsageError as UsageError,
+    )
+    from wima.core.vector import Flat as Flat, Layout as Layout
+    from wima.data.batches import Batch as Batch, LocalSGD as LocalSGD
+    from wima.data.federated import FederatedData as FederatedData
+    from wima.engine.faults import Faults as Faults
+    from wima.loop.array_window import ArrayWindow as ArrayWindow
+    from wima.loop.window_average import WindowAverage as WindowAverage
+    from wima.saved.mean import average_files as average_files
+    from wima.simulation.check import check_algorithm as check_algorithm
+    from wima.simulation.schedules import (
+        Constant as Constant,
+        Cosine as Cosine,
+        Cyclic as Cyclic,
+        Exponential as Exponential,
+        Schedule as Schedule,
+    )
+    from wima.simulation.simulation import (
+        Record as Record,
+        Result as Result,
+        Simulation as Simulation,
+        run as run,
+        simulate as simulate,
+    )
+    from wima.task.task import Task as Task, make_task as make_task
 
-# Name -> module.  Loaded at first use, so that `import wima` does not wait for torch.
-_WHERE = {
-    "AdaBest": "algorithms.adabest",
-    "Adagrad": "algorithms.server_opt",
-    "Adam": "algorithms.server_opt",
-    "Algorithm": "algorithms.base",
-    "ArrayWindow": "loop.array_window",
-    "Averager": "averaging",
-    "Batch": "data.batches",
-    "Constant": "simulation.schedules",
-    "Cosine": "simulation.schedules",
-    "Cyclic": "simulation.schedules",
-    "Diverged": "core.errors",
-    "EMA": "averaging",
-    "Exponential": "simulation.schedules",
-    "Faults": "engine.faults",
-    "FedACG": "algorithms.fedacg",
-    "FedAvg": "algorithms.fedavg",
-    "FedCM": "algorithms.fedcm",
-    "FedDyn": "algorithms.feddyn",
-    "FedProx": "algorithms.fedprox",
-    "FederatedData": "data.federated",
-    "Flat": "core.vector",
-    "LAWA": "averaging",
-    "Last": "averaging",
-    "Layout": "core.vector",
-    "Local": "algorithms.base",
-    "LocalSGD": "data.batches",
-    "Mime": "algorithms.mime",
-    "MimeLite": "algorithms.mimelite",
-    "Momentum": "algorithms.server_opt",
-    "Record": "simulation.simulation",
-    "Result": "simulation.simulation",
-    "RunError": "core.errors",
-    "SGD": "algorithms.server_opt",
-    "SWA": "averaging",
-    "Scaffold": "algorithms.scaffold",
-    "Schedule": "simulation.schedules",
-    "ServerOpt": "algorithms.server_opt",
-    "Simulation": "simulation.simulation",
-    "Task": "task.task",
-    "UsageError": "core.errors",
-    "Visit": "algorithms.base",
-    "WIMA": "averaging",
-    "WindowAverage": "loop.window_average",
-    "Yogi": "algorithms.server_opt",
-    "average_files": "saved.mean",
-    "check_algorithm": "simulation.check",
-    "make_task": "task.task",
-    "run": "simulation.simulation",
-    "simulate": "simulation.simulation",
-}
-
-__all__ = [
-    "EMA",
-    "LAWA",
-    "SGD",
-    "SWA",
-    "WIMA",
-    "AdaBest",
-    "Adagrad",
-    "Adam",
-    "Algorithm",
-    "ArrayWindow",
-    "Averager",
-    "Batch",
-    "Constant",
-    "Cosine",
-    "Cyclic",
-    "Diverged",
-    "Exponential",
-    "Faults",
-    "FedACG",
-    "FedAvg",
-    "FedCM",
-    "FedDyn",
-    "FedProx",
-    "FederatedData",
-    "Flat",
-    "Last",
-    "Layout",
-    "Local",
-    "LocalSGD",
-    "Mime",
-    "MimeLite",
-    "Momentum",
-    "Record",
-    "Result",
-    "RunError",
-    "Scaffold",
-    "Schedule",
-    "ServerOpt",
-    "Simulation",
-    "Task",
-    "UsageError",
-    "Visit",
-    "WindowAverage",
-    "Yogi",
-    "average_files",
-    "check_algorithm",
-    "make_task",
-    "run",
-    "simulate",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'wima' has no attribute {name!r}")
-    return getattr(import_module(f"wima.{_WHERE[name]}"), name)
+__all__, __getattr__ = lazy_names(
+    "wima",
+    {
+        "algorithms": "AdaBest FedACG FedAvg FedCM FedDyn FedProx Mime MimeLite Scaffold",
+        "algorithms.base": "Algorithm Local Visit",
+        "algorithms.server_opt": "SGD Adagrad Adam Momentum ServerOpt Yogi",
+        "averaging": "EMA LAWA SWA WIMA Averager Last",
+        "core.errors": "Diverged RunError UsageError",
+        "core.vector": "Flat Layout",
+        "data.batches": "Batch LocalSGD",
+        "data.federated": "FederatedData",
+        "engine.faults": "Faults",
+        "loop.array_window": "ArrayWindow",
+        "loop.window_average": "WindowAverage",
+        "saved.mean": "average_files",
+        "simulation.check": "check_algorithm",
+        "simulation.schedules": "Constant Cosine Cyclic Exponential Schedule",
+        "simulation.simulation": "Record Result Simulation run simulate",
+        "task.task": "Task make_task",
+    },
+)
 
 
 def __dir__() -> list[str]:

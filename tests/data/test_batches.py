@@ -254,9 +254,9 @@ WRONG = {
     "lr must be a positive number, got nan": {"lr": float("nan")},
     "eval_every must be a non-negative integer, got -1": {"eval_every": -1},
     "seed must be in 0 ... 2\\*\\*32 - 1, got -1": {"seed": -1},
-    "weighting must be 'examples' or 'uniform', got 'equal'": {"weighting": "equal"},
+    "weighting must be one of examples, uniform, got 'equal'": {"weighting": "equal"},
     "workers must be a positive integer, got 0": {"workers": 0},
-    "Unknown setting among .*batchsize.* are batch_size, epochs": {"batchsize": 3},
+    "Unknown option 'batchsize'; did you mean 'batch_size'": {"batchsize": 3},
 }
 
 

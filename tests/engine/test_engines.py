@@ -23,7 +23,7 @@ from wima.algorithms.server_opt import SGD
 from wima.data.batches import LocalSGD, batches
 from wima.data.federated import FederatedData
 from wima.data.sets.digits import digits
-from wima.engine.guard import vectors
+from wima.engine.base import vectors
 from wima.models import MLP, FemnistCNN, SmallCNN
 from wima.task.task import Task
 

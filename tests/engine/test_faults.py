@@ -25,7 +25,7 @@ def play(engine="serial", faults=None, algorithm=None, poison=None, **changes) -
     "wrong", [{"dropout": 1.5}, {"stragglers": -0.1}, {"dropout": float("nan")}]
 )
 def test_probabilities_are_checked(wrong):
-    with pytest.raises(UsageError, match="must be a probability between 0 and 1"):
+    with pytest.raises(UsageError, match=r"must be a number in \[0, 1\]"):
         Faults(**wrong)
 
 

@@ -30,11 +30,11 @@ from wima.runs.folder import read_run
 from wima.storage import manifests
 from wima.storage.segments import Segments
 
-ROUNDS, WINDOW, CLIENTS = 5, 4, 4  # every visit is a new process of Flower's
+ROUNDS, WINDOW, CLIENTS = 6, 4, 4  # every visit is a new process of Flower's
 SETTINGS = (
     f"clients={CLIENTS} clients_per_round=2 alpha=1.0 algorithm=scaffold rounds={ROUNDS} "
     f"window={WINDOW} lr=0.1 batch_size=5 epochs=3 seed=19"
-)  # the seed draws client 1 in rounds 1 and 2, and client 3 in rounds 4 and 5
+)  # the seed draws client 1 in rounds 1 and 2, and client 3, once it is there, from round 4 on
 PATIENCE = 240  # seconds for a step that takes ten on a free machine
 pytestmark = [
     pytest.mark.slow,

@@ -7,15 +7,7 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 
-from tests.helpers.flower_toys import (
-    W,
-    drawn,
-    feed,
-    mean,
-    play,
-    record,
-    same,
-)
+from tests.helpers.flower_toys import W, drawn, feed, mean, play, record, same
 from wima import EMA, LAWA, SWA, WIMA, RunError, UsageError
 from wima.flower import averaged
 

@@ -8,14 +8,7 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 
-from tests.helpers.flower_toys import (
-    ROUNDS,
-    W,
-    drawn,
-    feed,
-    play,
-    same,
-)
+from tests.helpers.flower_toys import ROUNDS, W, drawn, feed, play, same
 from wima import SWA, WIMA, UsageError
 from wima.flower import averaged
 

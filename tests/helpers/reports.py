@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.micro.report import moving_mean
+from tests.helpers.browser import Browser
 from wima.experiments.sheet import Cell, Sheet
 
-ROUNDS = 60
-
-LAST = 40
-
+ROUNDS, LAST = 60, 40
 COLUMN, OTHER = "CIFAR-10 α = 0", "FEMNIST"
 
 
@@ -59,3 +57,12 @@ def numbers(report: Path) -> list[dict[str, str]]:
 def place(report: Path, row: str, column: str, heading: str, seed: str = "") -> dict[str, str]:
     wanted = {"row": row, "column": column, "heading": heading, "seed": seed}
     return next(line for line in numbers(report) if wanted.items() <= line.items())
+
+
+def show_all(browser: Browser) -> None:
+    """Scroll through the page, so that every table and chart is made."""
+    browser.js("document.querySelectorAll('.lazy').forEach((e) => e.scrollIntoView())")
+    for number in range(browser.js("document.querySelectorAll('.lazy').length")):
+        browser.js(f"document.querySelectorAll('.lazy')[{number}].scrollIntoView()")
+        browser.wait(f"document.querySelectorAll('.lazy')[{number}].childElementCount > 0")
+    browser.settle()

@@ -8,14 +8,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 import wima
-from tests.helpers.modules import (
-    Odd,
-    assert_bits,
-    clone,
-    digits,
-    net,
-    train,
-)
+from tests.helpers.modules import Odd, assert_bits, clone, digits, net, train
 
 
 def test_training_is_bit_identical_with_and_without():

@@ -7,22 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as how
-from hypothesis import strategies as st
+from hypothesis import given, settings as how, strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import wima
-from tests.helpers.modules import (
-    Odd,
-    assert_bits,
-    assert_same,
-    digits,
-    naive_mean,
-    net,
-    train,
-)
+from tests.helpers.modules import Odd, assert_bits, assert_same, digits, naive_mean, net, train
 
 STEPS = 200
 

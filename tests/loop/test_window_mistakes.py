@@ -7,10 +7,7 @@ import torch
 from torch import nn
 
 import wima
-from tests.helpers.modules import (
-    Odd,
-    net,
-)
+from tests.helpers.modules import Odd, net
 
 
 def frozen() -> nn.Module:

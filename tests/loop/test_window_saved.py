@@ -10,10 +10,7 @@ import torch
 from torch import nn
 
 import wima
-from tests.helpers.modules import (
-    Odd,
-    assert_bits,
-)
+from tests.helpers.modules import Odd, assert_bits
 from wima.loop.window_average import MANIFEST
 
 

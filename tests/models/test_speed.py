@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from wima.models import FemnistCNN, LeNet, ResNet20
-from wima.models import resnet as resnet_module
+from wima.models import FemnistCNN, LeNet, ResNet20, resnet as resnet_module
 from wima.models.speed import Dropout, channels_last, every_second_pixel
 from wima.models.winograd import Conv3x3, matrices
 

@@ -1,19 +1,15 @@
-"""Runs in every state, and the report on them."""
+"""Runs in every state, the report on them, and a browser to look at reports."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.micro.report import write_run
-from tests.helpers.reports import (
-    COLUMN,
-    OTHER,
-    ROUNDS,
-    curves,
-    make_sheet,
-)
+from tests.helpers.browser import Browser, find_browser
+from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, make_sheet
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.measure import Measure
 from wima.report.write import write_report
@@ -43,3 +39,19 @@ def report(pool: Path) -> Path:
     out = pool.parent / "report"
     write_report([pool], out, Measure(target=0.65))
     return out
+
+
+@pytest.fixture
+def no_figures(monkeypatch) -> None:
+    """Drawing them takes most of the time of a report, and not every test looks at them."""
+    monkeypatch.setattr("wima.report.write.draw_table", lambda *_: [])
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory) -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium on this machine")
+    opened = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()

@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.micro.report import write_run
-from tests.helpers.reports import (
-    ROUNDS,
-    curves,
-    data_of,
-    place,
-)
+from tests.helpers.reports import ROUNDS, curves, data_of, place
 from wima.core.errors import UsageError
 from wima.report.write import write_report
+
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 DAMAGE = {
     "no-settings": lambda folder: (folder / "settings.toml").unlink(),

@@ -9,12 +9,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from benchmarks.micro.report import write_run, write_runs
-from tests.helpers.reports import (
-    ROUNDS,
-    curves,
-    data_of,
-)
+from benchmarks.micro.report import write_run
+from tests.helpers.reports import ROUNDS, curves, data_of
 from wima.report.gather import MARKER
 from wima.report.write import write_report
 
@@ -67,15 +63,6 @@ def test_latex_compiles_or_is_at_least_balanced(report, tmp_path):
         (tmp_path / "t.tex").write_text(frame % text)
         command = ["pdflatex", "-halt-on-error", "t.tex"]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-
-
-def test_the_page_of_500_runs_stays_small(tmp_path):
-    write_runs(tmp_path / "in")
-    done = write_report([tmp_path / "in"], tmp_path / "out")
-    assert done.runs == 500 and not done.omitted
-    assert (tmp_path / "out" / "index.html").stat().st_size < 15e6
-    assert len(list((tmp_path / "out" / "figures").iterdir())) == 2
-    assert len(data_of(tmp_path / "out")["tables"][0]["rows"]) == 100
 
 
 def test_long_curves_are_thinned_in_the_page(tmp_path):

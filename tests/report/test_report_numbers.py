@@ -6,22 +6,15 @@ import numpy as np
 import pytest
 
 from benchmarks.micro.report import write_run
-from tests.helpers.reports import (
-    COLUMN,
-    LAST,
-    OTHER,
-    ROUNDS,
-    curves,
-    data_of,
-    make_sheet,
-    place,
-)
+from tests.helpers.reports import COLUMN, LAST, OTHER, ROUNDS, curves, data_of, make_sheet, place
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.measure import Measure
 from wima.report.write import write_report
 from wima.runs.launch import launch
 from wima.runs.settings import make_settings
+
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 def test_a_number_is_the_mean_over_the_last_rounds_then_over_seeds(report):

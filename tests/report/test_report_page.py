@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import moving_mean, write_run, write_runs
-from tests.helpers.browser import Browser, find_browser
+from benchmarks.micro.report import moving_mean, write_run
+from tests.helpers.reports import show_all
 from wima.experiments.sheet import Cell, Sheet, write_sheet
 from wima.report.measure import Measure
 from wima.report.write import write_report
@@ -17,16 +17,6 @@ ROUNDS = 200
 ROWS = ["FedAvg", "SCAFFOLD", "FedDyn"]
 COLUMNS = ["CIFAR-10 α = 0", "CIFAR-100 α = 0", "FEMNIST", "Shakespeare"]
 EVIL = "</script><img src=x onerror=\"document.title='broken'\">"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine")
-    opened = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
 
 
 def curves(number: int, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
@@ -65,15 +55,6 @@ def page(tmp_path_factory) -> Path:
     notes.write_text(f"# Seen\n\n- *one*\n- {EVIL}\n\n[bad](javascript:alert)\n\n```\nwima\n```\n")
     write_report([folder / "pool"], folder / "report", Measure(target=0.6), notes=notes)
     return folder / "report" / "index.html"
-
-
-def show_all(browser: Browser) -> None:
-    """Scroll through the page, so that every table and chart is made."""
-    browser.js("document.querySelectorAll('.lazy').forEach((e) => e.scrollIntoView())")
-    for number in range(browser.js("document.querySelectorAll('.lazy').length")):
-        browser.js(f"document.querySelectorAll('.lazy')[{number}].scrollIntoView()")
-        browser.wait(f"document.querySelectorAll('.lazy')[{number}].childElementCount > 0")
-    browser.settle()
 
 
 def coloured(number: int) -> str:
@@ -324,22 +305,4 @@ def test_it_prints(browser, page):
     browser.open(page)
     assert browser.pdf().startswith(b"%PDF")
     assert browser.js("document.querySelectorAll('.lazy:empty').length") == 0
-    assert browser.errors == []
-
-
-def test_500_runs_are_usable(browser, tmp_path):
-    write_runs(tmp_path / "runs", rounds=100)
-    write_report([tmp_path / "runs"], tmp_path / "report")
-    browser.open(tmp_path / "report" / "index.html")
-    show_all(browser)
-    assert browser.js("document.querySelectorAll('.runs tbody tr').length") == 100
-    assert browser.js("document.querySelectorAll('.chip').length") <= 48
-    assert browser.js("document.querySelectorAll('*').length") < 12_000
-    browser.js("""(() => {
-        const search = document.querySelector("#table-runs input[type=search]");
-        search.value = "lr=0.42";
-        search.dispatchEvent(new Event("input"));
-    })()""")
-    text = browser.js("document.querySelector('#table-runs .details tbody').innerText")
-    assert "lr=0.42" in text and "lr=0.41" not in text
     assert browser.errors == []

@@ -15,7 +15,7 @@ def body(page: str) -> list[str]:
     return [line for line in page.splitlines() if not line.startswith("Made by")]
 
 
-def test_the_results_are_made_from_the_records(tmp_path):
+def test_the_results_are_made_from_the_records(tmp_path, no_figures):
     done = write_report([RUNS], tmp_path / "report", notes=DOCS / "results" / "notes.md")
     assert done.omitted == []
     made = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")

@@ -8,10 +8,8 @@ from math import isnan, nan, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import t as student_t
-from scipy.stats import ttest_rel
+from hypothesis import given, strategies as st
+from scipy.stats import t as student_t, ttest_rel
 
 from wima.core.statistics import student_margin
 from wima.report.statistics import (

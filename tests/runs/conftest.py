@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.interrupted import (
-    killed_after,
-    settings_of,
-)
+from tests.helpers.interrupted import killed_after, settings_of
 from wima.runs.launch import launch
 
 

@@ -11,12 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.interrupted import (
-    ends,
-    in_a_fork,
-    outcome,
-    settings_of,
-)
+from tests.helpers.interrupted import ends, in_a_fork, outcome, settings_of
 from wima.core.errors import Diverged, RunError
 from wima.runs.folder import read_run
 from wima.runs.launch import FOLDER, launch

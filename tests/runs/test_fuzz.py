@@ -10,9 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as how
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as how, strategies as st
 
 from wima.cli.tables import runs_table
 from wima.core.errors import RunError, UsageError

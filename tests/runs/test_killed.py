@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.interrupted import (
-    FILES,
-    ends,
-    in_a_fork,
-    kill,
-    outcome,
-    settings_of,
-)
+from tests.helpers.interrupted import FILES, ends, in_a_fork, kill, outcome, settings_of
 from tests.helpers.states import same
 from wima.runs import checkpoint
 from wima.runs.build import build

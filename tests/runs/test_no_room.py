@@ -9,14 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.helpers.interrupted import (
-    after_round,
-    copy_of,
-    ends,
-    in_a_fork,
-    outcome,
-    settings_of,
-)
+from tests.helpers.interrupted import after_round, copy_of, ends, in_a_fork, outcome, settings_of
 from wima.core.errors import RunError, UsageError
 from wima.runs.folder import read_run
 from wima.runs.launch import FOLDER, launch, resume

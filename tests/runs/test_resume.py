@@ -8,18 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as how
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as how, strategies as st
 
-from tests.helpers.interrupted import (
-    copy_of,
-    ends,
-    in_a_fork,
-    kill,
-    outcome,
-    settings_of,
-)
+from tests.helpers.interrupted import copy_of, ends, in_a_fork, kill, outcome, settings_of
 from wima.core.errors import UsageError
 from wima.runs import launch as launching
 from wima.runs.folder import read_run

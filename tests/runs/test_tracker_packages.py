@@ -187,8 +187,10 @@ def test_an_export_gives_the_same_however_often(name, plain, tmp_path):
 @needs["tensorboard"]
 def test_tensorboard_has_settings_and_environment(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
-    from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data as parse
+    from tensorboard.plugins.hparams.metadata import (
+        SESSION_START_INFO_TAG,
+        parse_session_start_info_plugin_data as parse,
+    )
 
     path = tmp_path / "r"
     settings = settings_of(trackers=["tensorboard"])

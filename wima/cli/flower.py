@@ -22,7 +22,7 @@ def run(
     round_seconds: Annotated[float, typer.Option(help="Longest wait for a round's answers.")] = 600,
 ) -> None:
     """Run a preset or a settings file on Flower's simulation engine, a virtual node per client."""
-    from wima.cli.show import show
+    from wima.cli.tables import show
     from wima.runs.launch import default_path
     from wima.runs.settings import load_settings
 

@@ -73,7 +73,7 @@ def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
 ) -> None:
     """Go on with a run that was interrupted, killed or failed, to the same result."""
-    from wima.cli.show import show
+    from wima.cli.tables import show
     from wima.runs import launch
 
     show(launch.resume(path), path)
@@ -143,7 +143,7 @@ def list_(
 
 
 def _run_and_show(settings: object, path: Path) -> None:
-    from wima.cli.show import show
+    from wima.cli.tables import show
     from wima.runs.launch import launch
     from wima.runs.settings import Settings
 

@@ -1,16 +1,25 @@
-"""The summary of a run, and a list of runs, as tables for the terminal."""
+"""The result of a run, and a list of runs, on the terminal."""
 
 from __future__ import annotations
 
 from math import isnan
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 
 from wima.core.errors import UsageError, check
 from wima.report.statistics import LAST
-from wima.report.summary import Row
+from wima.report.summary import Row, draw_curves, summarize
 from wima.runs.folder import Run, read_run, state_of
+
+
+def show(run: Run, path: Path) -> None:
+    """Print a finished run's table, and draw its curves into its folder."""
+    draw_curves(run, path / "curves.png")
+    Console().print(summary_table(summarize(run)))
+    print(f"Records: {path / 'records.jsonl'}")
+    print(f"Picture: {path / 'curves.png'}")
 
 
 def summary_table(rows: list[Row], metric: str = "accuracy") -> Table:

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from wima.core.checks import check_count, is_number
-from wima.core.errors import check
+from wima.core.checks import check_count, check_one_of, check_range
 from wima.core.randomness import rng
 from wima.data.federated import FederatedData
 from wima.data.mapped import as_tensor, read_rows
@@ -50,23 +49,11 @@ class LocalSGD:
         check_count("epochs", self.epochs)
         if self.steps is not None:
             check_count("steps", self.steps)
-        check(
-            self.last_batch in ("fill", "short"),
-            f"last_batch must be 'fill' or 'short', got {self.last_batch!r}.",
-        )
-        decay, momentum, clip = self.weight_decay, self.momentum, self.clip
-        check(
-            is_number(decay) and decay >= 0,
-            f"weight_decay must be a number of at least 0, got {decay!r}.",
-        )
-        check(
-            is_number(momentum) and 0 <= momentum < 1,
-            f"client momentum must be in [0, 1), got {momentum!r}.",
-        )
-        check(
-            clip is None or (is_number(clip) and clip > 0),
-            f"clip must be a positive number or absent, got {clip!r}.",
-        )
+        check_one_of("last_batch", self.last_batch, ("fill", "short"))
+        check_range("weight_decay", self.weight_decay, least=0)
+        check_range("client momentum", self.momentum, least=0, below=1)
+        if self.clip is not None:
+            check_range("clip", self.clip, above=0)
 
     def whole_steps(self, n: int) -> int | None:
         """The steps of a visit, if each of them sees all n examples."""

@@ -10,11 +10,10 @@ import torch
 
 from wima.algorithms.base import Algorithm, State
 from wima.algorithms.server_opt import OptState, ServerOpt
-from wima.core.errors import RunError
+from wima.core.errors import RunError, UsageError
 from wima.core.vector import Vector
 from wima.data.batches import LocalSGD
 from wima.engine.faults import Faults
-from wima.engine.guard import untouched
 from wima.engine.memory import ClientMemory
 from wima.task.evaluation import Evaluation, Metrics
 from wima.task.task import Task
@@ -142,3 +141,26 @@ def one_thread() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_flush_denormal(flushed)
+
+
+def vectors(tree: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested tuples."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for branch in tree:
+            yield from vectors(branch)
+
+
+@contextmanager
+def untouched(*arguments: Any) -> Iterator[None]:
+    """Raise if a tensor among the arguments is written to inside the block."""
+    # torch has no read-only tensors; it counts in-place writes instead.
+    before = [(tensor, tensor._version) for tensor in vectors(arguments)]
+    yield
+    for tensor, version in before:
+        if tensor._version != version:
+            raise UsageError(
+                "the hook changed one of its arguments in place; hooks must return new vectors "
+                "(write `c = c + d`, not `c += d`)."
+            )

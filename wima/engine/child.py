@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from wima.core.errors import RunError
+import cloudpickle  # type: ignore[import-untyped]
+
+from wima.core.errors import RunError, UsageError
 
 # Started with -c and the parent's path, so that notebooks and scripts without a main guard work.
 _START = (
@@ -41,6 +44,14 @@ def exit_message(process: subprocess.Popen[bytes]) -> str:
     code = process.wait()
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return f"A worker process (pid {process.pid}) {how}."
+
+
+def pickled(what: Any, refused: str) -> bytes:
+    """What a worker is sent once, over its pipe.  refused: the error if it cannot be, with a {}."""
+    try:
+        return cloudpickle.dumps(what)  # type: ignore[no-any-return]
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UsageError(refused.format(error)) from error
 
 
 class Child:

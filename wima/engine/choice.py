@@ -30,8 +30,8 @@ Make: TypeAlias = Callable[[str, Setup], Engine]
 SHORT = 2000  # steps of all clients in all rounds; below, measuring takes longer than the run
 SLOW_STEP = 0.005  # seconds; arithmetic then outweighs Python, and `batched` has nothing to save
 SHORT_ROUND = 0.02  # seconds; messages to workers then outweigh a second core
-PROBE = 4  # steps of a probing visit
-BUDGET = 0.5  # seconds of probing, at least two rounds
+PROBE = 4  # steps of a trial visit
+BUDGET = 0.5  # seconds of trials, at least two rounds
 
 
 class Cost(NamedTuple):
@@ -85,7 +85,7 @@ def measure_all(
             with contextlib.suppress(UsageError):  # a model that cannot be sent
                 found["processes"] = measure(make, "processes", probe, clients)
     except RunError:
-        return {"serial": Cost(0, 0)}  # the run itself will say what is wrong
+        return {"serial": Cost(0, 0)}  # the run itself will report what is wrong
     return {name: Cost(cost.startup, cost.round * scale) for name, cost in found.items()}
 
 
@@ -129,7 +129,7 @@ def recall(key: str) -> dict[str, Cost]:
 
 
 def remember(key: str, costs: dict[str, Cost]) -> None:
-    """Write the costs down; a cache that cannot be written is no reason to stop."""
+    """Keep the costs in the cache, if that can be written."""
     known = {**_read(), key: costs}
     with contextlib.suppress(RunError):
         replace_text(_file(), json.dumps(known))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wima.core.checks import is_number
-from wima.core.errors import check
+from wima.core.checks import check_range, check_switch
 from wima.core.randomness import rng
 
 
@@ -27,14 +26,9 @@ class Faults:
     exclude: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("dropout", "stragglers"):
-            value = getattr(self, name)
-            check(
-                is_number(value) and 0 <= value <= 1,
-                f"{name} must be a probability between 0 and 1, got {value!r}.",
-            )
-        flag = self.exclude
-        check(isinstance(flag, bool), f"exclude must be true or false, got {flag!r}.")
+        check_range("dropout", self.dropout, least=0, most=1)
+        check_range("stragglers", self.stragglers, least=0, most=1)
+        check_switch("exclude", self.exclude)
 
     def survivors(self, seed: int, t: int, cohort: list[int]) -> list[int]:
         """The clients of the cohort that answer."""

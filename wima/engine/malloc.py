@@ -1,4 +1,4 @@
-"""Telling the C library to keep freed memory.
+"""Make the C library keep freed memory.
 
 glibc hands memory back to the system and faults it in again at every training step.  Keeping it
 takes 10 % off a step of ResNet20 and 3 % off one of the LSTM (one thread, AMD EPYC, glibc 2.36).

@@ -53,7 +53,7 @@ class ClientMemory:
             self._pending[client] = state
 
     def written(self, client: int) -> bool:
-        """Whether the round that is going on wrote the client's state."""
+        """Whether the current round wrote the client's state."""
         return client in self._pending
 
     def commit(self) -> None:
@@ -70,7 +70,7 @@ class ClientMemory:
             self._bytes = 0
 
     def discard(self) -> None:
-        """The round was given up."""
+        """The round failed: what it wrote does not count."""
         self._pending.clear()
 
     def visited(self) -> dict[int, State]:
@@ -103,7 +103,7 @@ class ClientMemory:
         self._where.update((int(i), (name, structure)) for i, structure in about.items())
 
     def _scattered(self, store: Segments) -> list[int]:
-        """The clients in segments of which most has been replaced: those are written anew."""
+        """The clients in segments that are mostly replaced: these segments are rewritten."""
         live: dict[str, list[int]] = {}
         for client, (name, _) in self._where.items():
             if client not in self._fresh:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import heapq
 import os
-import pickle
 import selectors
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
-
-from wima.core.errors import RunError, UsageError, check
+from wima.core.errors import RunError, check
 from wima.core.vector import Vector
 from wima.engine.base import Setup, located
-from wima.engine.child import Child, Exited, end
+from wima.engine.child import Child, Exited, end, pickled
 from wima.engine.local import Problem, Solution, Solver
 from wima.engine.malloc import keep_freed_memory
 from wima.engine.rounds import Pool
@@ -32,6 +29,7 @@ from wima.task.evaluation import Evaluation, Metrics, Totals
 
 Result = TypeVar("Result")
 _ATTEMPTS = 3  # workers that may exit at one job
+_REFUSED = "engine 'processes' cannot send this model to its workers ({}); use engine 'serial'."
 _AHEAD = 2  # jobs a child is sent before it answers, so that it never waits
 
 
@@ -80,7 +78,8 @@ class Processes(Pool):
             rows = slots + _AHEAD * workers  # evaluation and the next round run side by side
             handles = allocate(shared, rows, models, w, len(w[: setup.trained]))
             self._slots, self._free = Slots(handles), list(range(rows))
-            self._briefing, self._shared = _dumps(_brief(setup, shared, handles)), shared
+            self._briefing = pickled(_brief(setup, shared, handles), _REFUSED)
+            self._shared = shared
             self._start(self._size)
         except BaseException:
             self._close()
@@ -127,7 +126,7 @@ class Processes(Pool):
         self._slots.w.copy_(problems[0].w)
         size = self._setup.task.data.size
         jobs = [Train(place, problem) for place, problem in enumerate(problems)]
-        jobs.sort(key=lambda job: -size(job.problem.client))  # no late straggler
+        jobs.sort(key=lambda job: -size(job.problem.client))  # none large is left to the end
         self._training = deque(jobs)
         self._feed()
 
@@ -167,7 +166,7 @@ class Processes(Pool):
         for room in range(1, _AHEAD + 1):
             for child in list(self._children):
                 if child not in self._children:
-                    continue  # it died on the way
+                    continue  # it exited meanwhile
                 queue = self._scoring or self._training
                 # A child gets a second job only while there is one left for each process.
                 least = 0 if room == 1 else len(self._children)
@@ -175,7 +174,7 @@ class Processes(Pool):
                     self._send(child, queue.popleft())
 
     def _send(self, child: Child, job: Train | Score) -> None:
-        slot = heapq.heappop(self._free)  # the lowest: pages of others need not exist
+        slot = heapq.heappop(self._free)  # the lowest: others are never touched
         self._sent[slot] = job
         if isinstance(job, Train):
             message = self._slots.put(slot, job.problem)
@@ -225,12 +224,12 @@ class Processes(Pool):
         try:
             with located(job.problem.t, "local training", job.problem.client):
                 self._solved[job.place] = self._solver.solve(job.problem)
-        except RunError as error:  # kept: perhaps the round was only begun
+        except RunError as error:  # reported when the round is asked for
             self._solved[job.place] = error
 
 
 def _brief(setup: Setup, shared: Shared, handles: SlotHandles) -> Briefing:
-    """What children are told; arrays are shared, not sent."""
+    """What workers are sent when they start; arrays are shared, not sent."""
     data, evaluate = setup.task.data, setup.task.evaluate
     x, y, offsets = (shared.share(array) for array in (data.x, data.y, data.offsets))
     arrays: list[Handle | None] = [None, None]
@@ -264,13 +263,3 @@ def _good(result: Result | RunError) -> Result:
     if isinstance(result, RunError):
         raise result
     return result
-
-
-def _dumps(briefing: Briefing) -> bytes:
-    try:
-        return cloudpickle.dumps(briefing)  # type: ignore[no-any-return]
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"engine 'processes' cannot send this model to its workers ({error}); "
-            "use engine 'serial'."
-        ) from error

@@ -11,8 +11,7 @@ import torch
 from wima.algorithms.base import Local, Visit
 from wima.core.vector import Vector
 from wima.data.batches import batches
-from wima.engine.base import Engine, RoundState, RunningMean, Setup, is_finite, located
-from wima.engine.guard import untouched
+from wima.engine.base import Engine, RoundState, RunningMean, Setup, is_finite, located, untouched
 from wima.engine.local import Problem, full_gradient
 from wima.task.evaluation import Metrics
 

@@ -27,7 +27,7 @@ from wima.task.task import Task
 
 
 class Briefing(NamedTuple):
-    """All that a worker is told when it starts."""
+    """What a worker is sent when it starts."""
 
     task: Task  # without its data
     sgd: LocalSGD

@@ -12,8 +12,7 @@ import torch
 from wima import algorithms, averaging, data, models
 from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm
-from wima.core.checks import is_number
-from wima.core.errors import check
+from wima.core.checks import check_range
 from wima.data.batches import LocalSGD
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
@@ -62,10 +61,8 @@ def _shape(bundle: data.Bundle) -> tuple[int, ...]:
 def storage(settings: Settings, folder: Path | None) -> Storage:
     """Where past models and the memory of clients are kept."""
     budget = settings.client_memory_gb
-    check(
-        budget is None or (is_number(budget) and budget >= 0),
-        f"client_memory_gb must be a number of at least 0, got {budget!r}.",
-    )
+    if budget is not None:
+        check_range("client_memory_gb", budget, least=0)
     store = None if folder is None else Segments(folder)
     return Storage(
         store,

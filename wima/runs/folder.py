@@ -66,7 +66,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, settings: Settings, lock: Lock, done: int) -> RunFolder:
-        """Go on after so many rounds; later rounds are run again."""
+        """Resume after so many rounds; later ones are run again."""
         try:
             for name in ("records.jsonl", "times.jsonl"):
                 kept = first_lines(path / name, done)
@@ -105,7 +105,7 @@ class RunFolder:
                 save_file({n: t.clone() for n, t in tensors.items()}, draft / f"{name}.safetensors")
 
     def close(self, state: str, reason: str = "") -> None:
-        """Say how the run ended, if that can still be written, and let the lock go."""
+        """Write how the run ended, if possible, and release the lock."""
         self.state = state
         with contextlib.suppress(OSError):
             self._records.close()
@@ -116,7 +116,7 @@ class RunFolder:
 
 
 def first_lines(path: Path, count: int) -> bytes:
-    """The first lines of a file, whole ones."""
+    """The first complete lines of a file."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return b"".join(line + b"\n" for line in lines[:count])
 
@@ -144,12 +144,12 @@ class Run(NamedTuple):
 
 
 def read_run(path: Path) -> Run:
-    """Read a run folder, of a run that ended or goes on."""
+    """Read the folder of a run that has ended or is under way."""
     for name in ("settings.toml", "environment.json", "records.jsonl", "status.json"):
         check((path / name).is_file(), f"{path} is not a run folder: no {name} in it.")
     settings = make_settings(read_table(str(path / "settings.toml")))
     try:
-        # What follows the last newline is not whole.
+        # What follows the last newline is incomplete.
         lines = (path / "records.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
         records = [_record(json.loads(line)) for line in lines]
         status, around = (
@@ -182,7 +182,7 @@ def run_name(settings: Settings, *, what: str = "", seed: bool = False) -> str:
 
 
 def state_of(run: Run) -> str:
-    """The state that the folder tells, unless its process is gone."""
+    """The state in the folder; \"interrupted\" if its process is gone."""
     state = str(run.status["state"])
     return "interrupted" if state == "running" and not is_running(run.path) else state
 
@@ -199,7 +199,7 @@ def check_free(path: Path) -> None:
     try:
         taken = os.path.lexists(path) or path.exists()
     except OSError as error:
-        raise UsageError(f"Cannot write the run folder {path}: {error.strerror}.") from None
+        raise UsageError(f"Cannot write {path}: {error.strerror}.") from None
     if taken:
         raise UsageError(
             f"The output folder {path} exists already; {_advice(path)}choose another with --out, "
@@ -208,7 +208,7 @@ def check_free(path: Path) -> None:
 
 
 def _advice(path: Path) -> str:
-    """What can be done with a run that did not come to its end."""
+    """What can be done with a run that did not finish."""
     try:
         status = json.loads((path / "status.json").read_text(encoding="utf-8"))
         if status["state"] == "done":
@@ -222,7 +222,7 @@ def _advice(path: Path) -> str:
 
 
 def free_path(path: Path) -> Path:
-    """The path itself, or with the first number behind it that is free."""
+    """The path itself, or the first of path-2, path-3, ... that is free."""
     candidate, number = path, 2
     while os.path.lexists(candidate):
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -40,7 +40,7 @@ FOLDER = "checkpoints"  # in the run folder
 
 
 class Following(Protocol):
-    """Is told of each round that is done."""
+    """Is notified of each round that is done."""
 
     def __enter__(self) -> Self: ...
 
@@ -61,7 +61,7 @@ class Interrupted(Exception):  # noqa: N818  (it is no error)
 
 
 def default_path(settings: Settings) -> Path:
-    """Where a run goes if nobody says where."""
+    """The folder of a run unless another is given."""
     return Path("runs") / run_name(settings)
 
 
@@ -82,7 +82,7 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
 
 
 def resume(path: Path, progress: Follow = Progress, **instead: Any) -> Run:
-    """Go on with a run from its newest whole checkpoint; from the start if there is none."""
+    """Resume a run from its newest intact checkpoint; from the start if there is none."""
     run = read_run(path)
     lock = Lock(path)
     try:
@@ -121,7 +121,7 @@ def _has_records(path: Path, found: Saved) -> bool:
 
 
 def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
-    """What must be the same for a run to go on to the same bytes."""
+    """What must be the same for a run to resume to the same bytes."""
     around = environment()
     versions = {name: around[name] for name in ("wima", "torch", "numpy")}
     return {**settings.in_results(), "engine": simulation.engine, **versions}
@@ -246,7 +246,7 @@ class Runner:
 
         try:
             before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: signals are somebody else's
+        except ValueError:  # not in the main thread, which alone can handle signals
             yield
             return
         try:

@@ -1,4 +1,4 @@
-"""What a run will need of memory and disk, told and checked before it starts."""
+"""The memory and disk that a run will need, shown and checked before it starts."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def make_plan(
 ) -> Plan:
     """The plan of a run."""
     d = task.layout.size if task.layout else len(task.init(settings.seed))
-    whole = torch.empty(d, device="meta")  # has a size, and takes no memory
-    trained = whole[: task.trained]
+    w = torch.empty(d, device="meta")  # has a size, and takes no memory
+    trained = w[: task.trained]
     watched = [Last(), *averagers]
-    averages = sum(size(a.init(whole)) for a in averagers)
+    averages = sum(size(a.init(w)) for a in averagers)
     kept = 2 if settings.store_dtype == "bfloat16" else 4
     window = max(a.history for a in watched) * d * kept
     visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
@@ -70,7 +70,8 @@ def make_plan(
 def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
     """Refuse a run that cannot fit, naming the settings that would make it smaller."""
     free, usage = memory_available(), shutil.disk_usage(_existing(folder))
-    disk = usage.free if usage.total else plan.disk  # no disk: what cannot be written will be said
+    # A pseudo file system such as /proc reports a size of 0; writing there fails by itself.
+    disk = usage.free if usage.total else plan.disk
     advice = []
     if plan.window and settings.window_store == "memory":
         advice.append("window_store=files")

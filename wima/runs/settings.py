@@ -165,7 +165,7 @@ def load_settings(source: str, overrides: list[str]) -> Settings:
         if asked in changes and instead not in changes:  # what is asked for replaces the file's
             table.pop(instead, None)
     for key, value in sorted(changes.items(), key=lambda change: "." in change[0]):
-        # Whole choices first, so that `algorithm.mu=1 algorithm=fedprox` keeps mu.
+        # Complete choices first, so that `algorithm.mu=1 algorithm=fedprox` keeps mu.
         change(table, key, value)
     return make_settings(table)
 
@@ -181,7 +181,7 @@ def make_settings(table: dict[str, Any]) -> Settings:
 
 
 def _explain(item: Any) -> str:
-    """One of pydantic's findings in our words."""
+    """One of pydantic's errors as a sentence."""
     path = [str(part) for part in item["loc"]]
     if item["type"] == "extra_forbidden":
         return str(unknown("setting", path[-1], [*Settings.model_fields, "window"]))
@@ -217,10 +217,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"Expected key=value, got {text!r}.")
-    whole = _value(value)
-    if isinstance(whole, str) and whole == value and "," in value:
+    read = _value(value)
+    if isinstance(read, str) and read == value and "," in value:
         return key.strip(), [_value(part) for part in value.split(",")]
-    return key.strip(), whole
+    return key.strip(), read
 
 
 def _value(text: str) -> Any:

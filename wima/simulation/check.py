@@ -1,4 +1,4 @@
-"""Tell whether an algorithm, yours or ours, is a good citizen."""
+"""Check that an algorithm, yours or ours, keeps the promises that engines rely on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wima.core.randomness import rng
 from wima.core.vector import Vector
 from wima.data.batches import Batch
 from wima.data.federated import FederatedData
-from wima.engine.guard import vectors
+from wima.engine.base import vectors
 from wima.simulation.simulation import Simulation, simulate
 from wima.task.task import Task
 

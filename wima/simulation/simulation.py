@@ -21,9 +21,8 @@ from wima.core.errors import Diverged, RunError, check, unknown
 from wima.core.vector import Vector
 from wima.data.batches import LocalSGD
 from wima.engine import MakeEngine, make_engine
-from wima.engine.base import RoundState, Setup, first_state, located, one_thread
+from wima.engine.base import RoundState, Setup, first_state, located, one_thread, untouched
 from wima.engine.faults import Faults
-from wima.engine.guard import untouched
 from wima.engine.options import RunOptions
 from wima.simulation.cohorts import Cohorts, check_cohort_size, checked_cohort, uniform_cohorts
 from wima.simulation.schedules import Constant, Schedule

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import torch
@@ -191,11 +192,17 @@ def subclassed(strategy: Any, mixin: type, averaging: Averaging[Any]) -> None:
     strategy.averaging = averaging
 
 
+def private_wrappers(strategies: ModuleType) -> tuple[type, ...]:
+    """Flower's strategies that wrap another one and add noise."""
+    kinds = vars(strategies).items()
+    return tuple(kind for name, kind in kinds if name.startswith(("DifferentialPrivacy", "DPFed")))
+
+
 def refuse_privacy_outside(strategy: Any, wrappers: tuple[type, ...]) -> None:
     """Raise if a wrapper that adds noise is calling the averaged strategy inside it.
 
-    Flower's wrappers hold what they wrap as `self.strategy`, and tell it nothing; so their calls
-    are looked for on the stack.
+    Flower's wrappers hold what they wrap as `self.strategy`, which does not know of them; so their
+    calls are looked for on the stack.
     """
     for caller in _callers():
         if caller is strategy or not isinstance(caller, wrappers):

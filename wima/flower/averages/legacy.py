@@ -9,42 +9,33 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 # The older interface lives in flwr.server and flwr.common; it has no other home.
-from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
-from flwr.common import ndarrays_to_parameters as to_parameters
-from flwr.common import parameters_to_ndarrays as to_arrays
+from flwr.common import (
+    EvaluateIns,
+    FitIns,
+    FitRes,
+    Parameters,
+    Scalar,
+    ndarrays_to_parameters as to_parameters,
+    parameters_to_ndarrays as to_arrays,
+)
+from flwr.server import strategy as strategies
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    DPFedAvgFixed,
     Strategy,
 )
 
 from wima.averaging import Averager
 from wima.core.errors import check
-from wima.flower.averages.base import (
-    Averaging,
-    AveragingOptions,
-    refuse_privacy_outside,
-    subclassed,
-)
+from wima.flower.averages import base
 from wima.flower.averages.models import Arrays
 
 S = TypeVar("S", bound=Strategy)
-PRIVATE = (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    DPFedAvgFixed,  # and its subclass with adaptive clipping
-)
+PRIVATE = base.private_wrappers(strategies)
 
 
 def averaged_legacy(
-    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[AveragingOptions]
+    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[base.AveragingOptions]
 ) -> S:
     """The strategy, with averages of its global models beside them; see `averaged`.
 
@@ -57,7 +48,7 @@ def averaged_legacy(
         f"averaged_legacy() takes an instance of flwr.server.strategy.Strategy, got "
         f"{strategy!r:.80}; for one of flwr.serverapp.strategy.Strategy use averaged().",
     )
-    subclassed(strategy, _Averaged, Averaging(averagers, _pack, _unpack, options))
+    base.subclassed(strategy, _Averaged, base.Averaging(averagers, _pack, _unpack, options))
     return strategy
 
 
@@ -79,12 +70,12 @@ else:
 class _Averaged(_Next):
     """What `averaged_legacy` puts before the methods of a strategy's own class."""
 
-    averaging: Averaging[Parameters]
+    averaging: base.Averaging[Parameters]
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        refuse_privacy_outside(self, PRIVATE)
+        base.refuse_privacy_outside(self, PRIVATE)
         self.averaging.begin(parameters)
         return super().configure_fit(server_round, parameters, client_manager)
 

@@ -7,38 +7,24 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, strategy as strategies
 from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
     Result,
     Strategy,
 )
 
 from wima.averaging import Averager
 from wima.core.errors import UsageError, check
-from wima.flower.averages.base import (
-    Averaging,
-    AveragingOptions,
-    refuse_privacy_outside,
-    subclassed,
-)
+from wima.flower.averages import base
 from wima.flower.averages.models import Arrays, log
 
 S = TypeVar("S", bound=Strategy)
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-PRIVATE = (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-)
+PRIVATE = base.private_wrappers(strategies)
 
 
 def averaged(
-    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[AveragingOptions]
+    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[base.AveragingOptions]
 ) -> S:
     """The strategy, with averages of its global models beside them.
 
@@ -53,7 +39,7 @@ def averaged(
         f"averaged() takes an instance of flwr.serverapp.strategy.Strategy, got {strategy!r:.80}; "
         "for one of flwr.server.strategy.Strategy use averaged_legacy().",
     )
-    subclassed(strategy, _Averaged, Averaging(averagers, _pack, _unpack, options))
+    base.subclassed(strategy, _Averaged, base.Averaging(averagers, _pack, _unpack, options))
     return strategy
 
 
@@ -75,10 +61,10 @@ else:
 class _Averaged(_Next):
     """What `averaged` puts before the methods of a strategy's own class."""
 
-    averaging: Averaging[ArrayRecord]
+    averaging: base.Averaging[ArrayRecord]
 
     def summary(self) -> None:
-        refuse_privacy_outside(self, PRIVATE)
+        base.refuse_privacy_outside(self, PRIVATE)
         averaging = self.averaging
         log.info("\t├──> Averages: %s; served: %s", ", ".join(averaging.names), averaging.served)
         super().summary()
@@ -124,7 +110,7 @@ class _Averaged(_Next):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        refuse_privacy_outside(self, PRIVATE)
+        base.refuse_privacy_outside(self, PRIVATE)
         self.averaging.begin(arrays)
         return super().configure_train(server_round, arrays, config, grid)
 

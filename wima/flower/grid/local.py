@@ -184,14 +184,12 @@ def run_flower(
     client_app: ClientApp,
     *,
     nodes: int,
-    workers: int | None = None,
-    seed: int = 0,
     run_config: Mapping[str, UserConfigValue] | None = None,
+    **options: Any,
 ) -> Context:
-    """Run a Flower app; the server's context at its end."""
+    """Run a Flower app; the server's context at its end.  options: of `LocalGrid`."""
     check(isinstance(server_app, ServerApp), f"expected a ServerApp, got {server_app!r:.80}.")
-    settings: dict[str, Any] = {"workers": workers, "seed": seed, "run_config": run_config}
-    with LocalGrid(client_app, nodes, **settings) as grid:
+    with LocalGrid(client_app, nodes, run_config=run_config, **options) as grid:
         run_id = grid.run.run_id
         context = Context(run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(run_config or {}))
         server_app(grid=grid, context=context)

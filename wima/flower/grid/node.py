@@ -26,8 +26,7 @@ from flwr.common.serde import (
     message_from_proto,
     message_to_proto,
 )
-from flwr.proto.message_pb2 import Context as ContextProto
-from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.message_pb2 import Context as ContextProto, Message as MessageProto
 
 from wima.engine.base import one_thread
 from wima.flower.averages.models import log

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pickle
 import subprocess
 from collections.abc import Sequence
 from copy import deepcopy
@@ -12,14 +11,13 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Protocol
 
-import cloudpickle  # type: ignore[import-untyped]
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode  # has no public home
 
 from wima.core.errors import RunError, UsageError
 from wima.engine.base import one_thread
-from wima.engine.child import Exited, exit_message, launch
+from wima.engine.child import Exited, exit_message, launch, pickled
 from wima.flower.grid.generators import preserved
 from wima.flower.grid.node import (
     context_bytes,
@@ -64,7 +62,8 @@ class InWorkers:
     """Runs nodes in worker processes, one thread each; a worker that exits is replaced."""
 
     def __init__(self, app: ClientApp, workers: int) -> None:
-        self._briefing = _dumps(app)
+        refused = "The ClientApp cannot be sent to worker processes ({}); use workers=1."
+        self._briefing = pickled(app, refused)
         self._all = [launch("wima.flower.grid.node") for _ in range(workers)]
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         try:
@@ -131,12 +130,3 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-
-
-def _dumps(app: ClientApp) -> bytes:
-    try:
-        return cloudpickle.dumps(app)  # type: ignore[no-any-return]
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"The ClientApp cannot be sent to worker processes ({error}); use workers=1."
-        ) from error
