@@ -1,0 +1,86 @@
+"""Files and folders are complete or absent, and on the disk before they have their names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from wima.core.errors import RunError, UsageError
+from wima.storage.files import new_file, remove_drafts, replace_text, written
+from wima.storage.lock import Lock, is_running
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_that_fails_leaves_the_old_one_and_no_draft(tmp_path):
+    replace_text(tmp_path / "a", "old")
+    with pytest.raises(TypeError), written(tmp_path / "a") as draft:
+        draft.write_text("half") + "not a number"
+    assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def test_a_folder_replaces_another_only_if_asked(tmp_path):
+    for content in ("first", "second"):
+        with written(tmp_path / "f", folder=True, over=True) as draft:
+            (draft / "x").write_text(content)
+    with (
+        pytest.raises(RunError, match="Cannot write"),
+        written(tmp_path / "f", folder=True) as draft,
+    ):
+        (draft / "x").write_text("third")
+    assert names(tmp_path) == ["f"] and (tmp_path / "f" / "x").read_text() == "second"
+
+
+def test_what_is_in_the_way_is_reported_before_anything_is_computed(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="Cannot write"):  # noqa: SIM117
+        with written(tmp_path / "file" / "a", kind=UsageError):
+            pytest.fail("the block was entered")
+    with pytest.raises(RunError, match="there is no folder"), new_file(tmp_path / "no" / "a"):
+        pytest.fail("the block was entered")
+
+
+def test_contents_are_synced_before_the_rename_and_the_folder_after_it(tmp_path, monkeypatch):
+    events = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(number):
+        events.append(("sync", Path(os.readlink(f"/proc/self/fd/{number}")).name))
+        fsync(number)
+
+    def renamed(self, target):
+        events.append(("rename", Path(target).name))
+        return rename(self, target)
+
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("the names of open files are read from /proc")
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    with written(tmp_path / "f", folder=True) as draft:
+        (draft / "x").write_text("1")
+        (draft / "y").write_text("2")
+    kinds = [kind for kind, _ in events]
+    assert kinds == ["sync", "sync", "sync", "rename", "sync"]
+    assert {name for _, name in events[:2]} == {"x", "y"} and events[-1][1] == tmp_path.name
+
+
+def test_drafts_of_killed_processes_are_removed(tmp_path):
+    (tmp_path / ".a.0123.new").write_text("half")
+    (tmp_path / ".f.0123.old").mkdir()
+    (tmp_path / ".hidden").write_text("a user's")
+    remove_drafts(tmp_path)
+    assert names(tmp_path) == [".hidden"]
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path):
+    lock = Lock(tmp_path)
+    assert is_running(tmp_path)
+    with pytest.raises(UsageError, match="Another process is working on"):
+        Lock(tmp_path)
+    lock.release()
+    assert not is_running(tmp_path)
+    assert not is_running(tmp_path / "nowhere")
