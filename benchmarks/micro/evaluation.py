@@ -30,7 +30,7 @@ def measure(turns: int, rounds: int = ROUNDS) -> dict[str, Any]:
 
     prepare("femnist")
     commands = {case: [sys.executable, "-m", __name__, case] for case in WHAT}
-    measured = interleave(commands, turns, rounds, stop_all=True)
+    measured = interleave(commands, turns, rounds)
     failed = {case: r["failed"] for case, r in measured.items() if "failed" in r}
     rows = [[WHAT[case], reason, ""] for case, reason in failed.items()]
     seconds = {case: r["seconds"] for case, r in measured.items() if case not in failed}

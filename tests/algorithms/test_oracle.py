@@ -17,12 +17,10 @@ from torch.nn.functional import cross_entropy
 
 import wima
 from tests.helpers import pseudocode
+from tests.helpers.pools import Lasting
 from tests.helpers.pseudocode import Problem
 from wima import SGD, Adagrad, Adam, FederatedData, LocalSGD, Momentum, Task, Yogi
 from wima.data.batches import batches
-from wima.engine.base import Setup, first_state
-from wima.engine.processes import Processes
-from wima.engine.rounds import Pool
 
 SEED, SIZES = 5, (3, 14, 8, 5, 11, 6)
 CLIENT = {"batch_size": 3, "epochs": 1, "weight_decay": 0.01}  # K_i = 1, 5, 3, 2, 4, 2
@@ -153,23 +151,6 @@ def expected(name: str, task_of, rounds: int, weighting: str, decay: float = 1.0
     return CASES[name].expected(problem)
 
 
-class Lasting(Pool):
-    """A pool of worker processes that outlives a run: starting one takes seconds.
-
-    Workers are told the task, local SGD and the seed; the algorithm stays in this process.
-    """
-
-    runs_ahead = True
-
-    def __init__(self, task: Task) -> None:
-        setup = Setup(task, wima.FedAvg(), SGD(), LocalSGD(**CLIENT), "examples", SEED)
-        self.pool = Processes(setup, first_state(setup).w, 2, max(map(len, COHORTS)))
-        self.begin, self.solve = self.pool.begin, self.pool.solve
-
-    def close(self) -> None:
-        """Not yet."""
-
-
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     threads = torch.get_num_threads()
@@ -180,7 +161,8 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def pools():
-    lasting = {task_of: Lasting(task_of()) for task_of in (least_squares, classification)}
+    how = (LocalSGD(**CLIENT), SEED, max(map(len, COHORTS)))
+    lasting = {task_of: Lasting(task_of(), *how) for task_of in (least_squares, classification)}
     yield lasting
     for pool in lasting.values():
         pool.pool.close()

@@ -7,7 +7,6 @@ import json
 import shutil
 import tarfile
 import zlib
-from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -21,7 +20,6 @@ from wima.data.sets.femnist import read_femnist
 from wima.data.sets.shakespeare import read_shakespeare, rows
 from wima.data.splits.assignment import read_assignment
 
-ROOT = Path(__file__).parents[2]
 PIXELS = 3 * 32 * 32
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
 import wima
+from tests.helpers.pools import Lasting
 from tests.helpers.unequal import OPTIONS, task_of
 from wima.core.errors import Diverged, UsageError
 from wima.data.batches import LocalSGD, batches, shortened
@@ -19,6 +22,25 @@ def play(engine="serial", faults=None, algorithm=None, poison=None, **changes) -
     workers = 2 if engine == "processes" else None
     options = {**OPTIONS, "engine": engine, "workers": workers, **changes}
     return wima.run(task_of(poison), algorithm, faults=faults, **options)
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[bool, Lasting]]:
+    """Whether a client is poisoned -> worker processes for many runs."""
+    how = LocalSGD(batch_size=OPTIONS["batch_size"]), OPTIONS["seed"], OPTIONS["clients_per_round"]
+    lasting = {poison is not None: Lasting(task_of(poison), *how) for poison in (None, 1)}
+    yield lasting
+    for pool in lasting.values():
+        pool.pool.close()
+
+
+@pytest.fixture
+def lasting(request, monkeypatch) -> None:
+    """Let runs on `processes` take the workers that are there."""
+    if request.node.callspec.params["engine"] == "processes":
+        pools = request.getfixturevalue("pools")
+        chosen = lambda setup, *_: pools[bool(np.isinf(setup.task.data.x).any())]  # noqa: E731
+        monkeypatch.setattr(wima.engine, "Processes", chosen)
 
 
 @pytest.mark.parametrize(
@@ -38,13 +60,11 @@ def test_clients_drop_out_with_the_given_probability_and_independently_of_the_co
 
 
 def test_dropouts_are_recorded_and_leave_the_others_as_they_were():
-    faults = Faults(dropout=0.5)
-    dropping = play(faults=faults)
+    dropping = play(faults=Faults(dropout=0.4))
     survivors = [[i for i in r.cohort if i not in r.dropped] for r in dropping.records]
-    assert any(r.dropped for r in dropping.records) and any(survivors)
-    cohorts = lambda seed, t: survivors[t]  # noqa: E731
-    if all(survivors):
-        assert torch.equal(dropping.vectors["plain"], play(cohorts=cohorts).vectors["plain"])
+    assert any(r.dropped for r in dropping.records) and all(survivors)
+    alone = play(cohorts=lambda seed, t: survivors[t])
+    assert torch.equal(dropping.vectors["plain"], alone.vectors["plain"])
 
 
 def test_a_round_without_survivors_keeps_the_model_and_the_average_sees_it_again():
@@ -68,7 +88,7 @@ def test_stragglers_do_the_first_part_of_their_steps():
 
 @pytest.mark.parametrize("engine", ENGINES[1:])
 @pytest.mark.parametrize("algorithm", [wima.FedAvg(), wima.Scaffold(), wima.Mime()])
-def test_faults_are_the_same_in_every_engine(engine, algorithm):
+def test_faults_are_the_same_in_every_engine(engine, algorithm, lasting):
     faults = Faults(dropout=0.3, stragglers=0.5)
     plain = play("reference", faults, algorithm).vectors["plain"]
     other = play(engine, faults, algorithm).vectors["plain"]
@@ -79,7 +99,7 @@ def test_faults_are_the_same_in_every_engine(engine, algorithm):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_clients_that_are_not_finite_are_excluded_and_counted(engine):
+def test_clients_that_are_not_finite_are_excluded_and_counted(engine, lasting):
     cohorts = lambda seed, t: [0, 1, 2] if t else [0, 2]  # noqa: E731
     excluding = play(engine, Faults(exclude=True), poison=1, cohorts=cohorts, eval_every=0)
     assert [r.excluded for r in excluding.records] == [(), *[(1,)] * 5]
@@ -92,7 +112,7 @@ def test_clients_that_are_not_finite_are_excluded_and_counted(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_round_of_which_all_are_excluded_keeps_the_model(engine):
+def test_a_round_of_which_all_are_excluded_keeps_the_model(engine, lasting):
     faults, cohorts = Faults(exclude=True), lambda seed, t: [1]
     result = play(engine, faults, poison=1, cohorts=cohorts, eval_every=0)
     assert torch.equal(result.vectors["plain"], task_of().init(OPTIONS["seed"]))

@@ -9,7 +9,9 @@ import pytest
 
 from tests.helpers.commands import start
 from tests.helpers.sweeps import jobs_of, played, states
+from tests.helpers.waiting import wait_for
 from wima.experiments.sweep import Sweep
+from wima.storage.lock import is_running
 
 LONG = ["rounds=60", "eval_every=10", "eval_last=1", "checkpoint_every=15", "engine=serial"]
 
@@ -40,10 +42,10 @@ def test_a_sweep_that_is_ended_in_the_middle_goes_on_to_the_same_bytes(
     jobs = jobs_of(seeds=(0, 1, 2), settings=LONG)
     arguments = ["sweep", "digits", *LONG, "--seeds", "0-2", "--jobs", "1", "--out", "runs"]
     with start(*arguments, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
-        _wait_for_a_finished_run(tmp_path / "runs")
+        wait_for(lambda: _finished(tmp_path / "runs"), "a finished run")
         process.send_signal(number)
         assert process.wait(timeout=60) == (130 if number == signal.SIGINT else -number)
-    _wait_until_nobody_works(tmp_path / "runs")
+    wait_for(lambda: not _running(tmp_path / "runs"), "the end of the worker")
     done = _finished(tmp_path / "runs")
     assert done and len(done) < 3
     stamps = {path: (path / "records.jsonl").stat().st_mtime_ns for path in done}
@@ -58,14 +60,6 @@ def test_a_sweep_that_is_ended_in_the_middle_goes_on_to_the_same_bytes(
         assert one.read_bytes() == other.read_bytes()
 
 
-def _wait_for_a_finished_run(folder):
-    for _ in range(3000):
-        if _finished(folder):
-            return
-        time.sleep(0.02)
-    pytest.fail("no run was finished within a minute")
-
-
 def _finished(folder):
     found = []
     for status in folder.glob("*/status.json"):
@@ -74,11 +68,5 @@ def _finished(folder):
     return sorted(found)
 
 
-def _wait_until_nobody_works(folder):
-    from wima.storage.lock import is_running
-
-    for _ in range(600):
-        if not any(is_running(path.parent) for path in folder.glob("*/status.json")):
-            return
-        time.sleep(0.05)
-    pytest.fail("workers of a killed sweep still run")
+def _running(folder):
+    return [path for path in folder.glob("*/status.json") if is_running(path.parent)]

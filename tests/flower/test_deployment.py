@@ -25,6 +25,7 @@ from tests.helpers.flower_processes import (
     write_key,
 )
 from tests.helpers.paths import ROOT
+from tests.helpers.waiting import rounds_recorded
 from wima.runs.build import build_task
 from wima.runs.folder import read_run
 from wima.storage import manifests
@@ -99,8 +100,7 @@ class Deployment:
 
     def done(self) -> int:
         """Rounds recorded so far."""
-        records = self.run_folder / "records.jsonl"
-        return records.read_bytes().count(b"\n") if records.exists() else 0
+        return rounds_recorded(self.run_folder)
 
     def wait_for_rounds(self, count: int) -> None:
         for t in range(self.done() + 1, count + 1):

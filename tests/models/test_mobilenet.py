@@ -21,16 +21,6 @@ needs_weights = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    """A seed, and one thread: on a busy machine more of them only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def original() -> MobileNetV2:
     return MobileNetV2(classes=1000, norm="batch", dropout=0.2)

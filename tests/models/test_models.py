@@ -18,16 +18,6 @@ from wima.models.resnet import PadShortcut
 from wima.task.workspace import _is_random
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    """A seed, and one thread: on a busy machine more of them only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
 def size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 

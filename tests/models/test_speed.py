@@ -9,7 +9,6 @@ from torch import nn
 
 from wima.models import FemnistCNN, LeNet, ResNet20, resnet as resnet_module
 from wima.models.speed import Dropout, channels_last, every_second_pixel
-from wima.models.winograd import Conv3x3, matrices
 
 
 def test_channels_last_changes_the_order_of_memory_alone():
@@ -115,51 +114,3 @@ def test_the_lenet_equals_its_plain_twin():
     model, x, y = LeNet(width=8), torch.rand(7, 3, 32, 32), torch.arange(7)
     plain = outputs_and_gradients(model, lambda x: plain_lenet(model, x), x, y)
     assert_close(outputs_and_gradients(model, model, x, y), plain)
-
-
-def test_the_transforms_of_winograd_filter_exactly():
-    a, b, g = matrices()
-    torch.manual_seed(0)
-    x, w = torch.randn(6, dtype=torch.float64).numpy(), torch.randn(3, dtype=torch.float64).numpy()
-    expected = [x[i : i + 3] @ w for i in range(4)]
-    torch.testing.assert_close(torch.tensor(a @ ((g @ w) * (b @ x))), torch.tensor(expected))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("height", "width"), [(6, 6), (10, 18), (26, 26)])
-def test_the_winograd_convolution_equals_torchs(height, width, dtype):
-    torch.manual_seed(0)
-    layer = Conv3x3(32, 64).to(dtype)
-    assert layer.wide
-    x = channels_last(torch.randn(3, 32, height, width, dtype=dtype)).requires_grad_()
-    dy = torch.randn(3, 64, height - 2, width - 2, dtype=dtype)
-    fast, plain = layer(x), F.conv2d(x, layer.weight, layer.bias)
-    assert fast.grad_fn.name() == "_WinogradBackward"
-    assert height == 6 or fast.stride() == plain.stride()
-    wanted = [x, layer.weight, layer.bias]
-    got, expected = ([y, *torch.autograd.grad(y, wanted, dy)] for y in (fast, plain))
-    for one, other in zip(got, expected, strict=True):
-        error = (one - other).abs().max() / other.abs().max()
-        assert error < 40 * torch.finfo(dtype).eps
-
-
-def test_where_the_winograd_convolution_does_not_pay_or_fit_it_is_torchs():
-    x = torch.randn(2, 32, 26, 26)
-    for layer, images in [
-        (Conv3x3(32, 63), x),
-        (Conv3x3(31, 64), x[:, 1:]),
-        (Conv3x3(32, 64), x[:, :, 1:]),
-        (Conv3x3(32, 64), x[..., 1:]),
-    ]:
-        y = layer(images)
-        assert y.grad_fn.name() == "ConvolutionBackward0"
-        assert torch.equal(y, F.conv2d(images, layer.weight, layer.bias))
-    layer = Conv3x3(32, 64)
-    plain = F.conv2d(x, layer.weight, layer.bias)
-    with torch.no_grad():
-        assert torch.equal(layer(x), plain)
-    half = layer.to(torch.bfloat16)(x.to(torch.bfloat16))
-    assert half.grad_fn.name() == "ConvolutionBackward0"
-    layer.float()
-    vectorised = torch.func.vmap(lambda one: layer(one[None])[0])(x)
-    torch.testing.assert_close(vectorised, F.conv2d(x, layer.weight, layer.bias))

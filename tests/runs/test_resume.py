@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
 from tests.helpers.interrupted import copy_of, ends, in_a_fork, kill, outcome, settings_of
+from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
 from wima.runs import launch as launching
 from wima.runs.folder import read_run
@@ -115,10 +116,7 @@ def test_signals_let_the_round_finish_and_leave_a_checkpoint(number, code, tmp_p
     settings = settings_of(rounds=10**6, checkpoint_every=0, checkpoint_minutes=60.0)
     path = tmp_path / "run"
     pid = in_a_fork(lambda: launch(settings, path))
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (path / "records.jsonl").exists():
-        time.sleep(0.02)
-    time.sleep(0.3)
+    wait_for(lambda: rounds_recorded(path) >= 3, "three rounds")
     os.kill(pid, number)
     assert ends(pid) == code
     run = read_run(path)

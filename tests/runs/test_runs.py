@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from itertools import count
 from math import inf, isnan, nan
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.nn.utils import vector_to_parameters
 
 import wima
 from tests.helpers.commands import shell, start
+from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
 from wima.data.sets.digits import digits
 from wima.models import MLP
@@ -55,11 +55,6 @@ def finished(tmp_path_factory) -> Path:
     assert (done.returncode, done.stderr) == (0, "")
     assert "Records: r/records.jsonl" in done.stdout and "Picture: r/curves.png" in done.stdout
     return folder / "r"
-
-
-def whole_lines(folder: Path) -> int:
-    records = folder / "records.jsonl"
-    return records.read_text().count("\n") if records.exists() else 0
 
 
 def test_a_finished_run_has_all_its_files(finished):
@@ -156,9 +151,7 @@ def test_ctrl_c_ends_a_run_in_good_order(tmp_path, engine):
     arguments = ("run", "digits", f"rounds={rounds}", *engine, "--out", "r")
     with foreground(*arguments, cwd=tmp_path) as process:
         try:
-            until = time.monotonic() + 60
-            while whole_lines(tmp_path / "r") < 3 and time.monotonic() < until:
-                time.sleep(0.05)
+            wait_for(lambda: rounds_recorded(tmp_path / "r") >= 3, "three rounds")
             workers = children(process.pid)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
             _, err = process.communicate(timeout=60)

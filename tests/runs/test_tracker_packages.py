@@ -49,14 +49,6 @@ def places(tmp_path, monkeypatch, database) -> Iterator[None]:
         sys.modules["wandb"].teardown()  # else a child would share this process's service
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Path:
-    """A finished run without trackers."""
-    path = tmp_path_factory.mktemp("runs") / "plain"
-    launch(settings_of(), path)
-    return path
-
-
 def from_tensorboard(path: Path) -> dict[str, dict[int, float]]:
     """All scalars, read with TensorBoard's own reader; a round that is there twice is refused."""
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator

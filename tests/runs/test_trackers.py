@@ -22,14 +22,6 @@ from wima.simulation.simulation import Record, Simulation
 from wima.storage.lock import Lock
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Path:
-    """A finished run without trackers."""
-    path = tmp_path_factory.mktemp("runs") / "plain"
-    launch(settings_of(), path)
-    return path
-
-
 @pytest.fixture
 def run(plain, tmp_path) -> Path:
     """A copy of it."""

@@ -11,7 +11,6 @@ from wima.core.checks import check_count
 from wima.core.errors import check
 from wima.models.init import haiku_
 from wima.models.speed import Dropout, channels_last
-from wima.models.winograd import Conv3x3
 
 SIDE = 28
 
@@ -34,7 +33,7 @@ class FemnistCNN(nn.Module):
         )
         pooled = (SIDE - 2 - 2) // 2  # each convolution without padding takes a border of 1
         self.conv1 = nn.Conv2d(1, width, 3)
-        self.conv2 = Conv3x3(width, 2 * width)
+        self.conv2 = nn.Conv2d(width, 2 * width, 3)
         self.dropout1 = Dropout(dropout[0])
         self.hidden = nn.Linear(2 * width * pooled**2, 128)
         self.dropout2 = Dropout(dropout[1])

@@ -1,0 +1,26 @@
+"""Worker processes for many runs."""
+
+from __future__ import annotations
+
+import wima
+from wima import SGD, LocalSGD, Task
+from wima.engine.base import Setup, first_state
+from wima.engine.processes import Processes
+from wima.engine.rounds import Pool
+
+
+class Lasting(Pool):
+    """A pool of worker processes that outlives a run: starting one takes seconds.
+
+    Workers are told the task, local SGD and the seed; the algorithm stays in this process.
+    """
+
+    runs_ahead = True
+
+    def __init__(self, task: Task, sgd: LocalSGD, seed: int, cohort: int) -> None:
+        setup = Setup(task, wima.FedAvg(), SGD(), sgd, "examples", seed)
+        self.pool = Processes(setup, first_state(setup).w, 2, cohort)
+        self.begin, self.solve = self.pool.begin, self.pool.solve
+
+    def close(self) -> None:
+        """Not yet."""
