@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.paths import ROOT
 from wima.core.errors import RunError, UsageError
 from wima.storage.files import new_file, remove_drafts, replace_text, written
 from wima.storage.lock import Lock, is_running
@@ -84,3 +87,8 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path):
     lock.release()
     assert not is_running(tmp_path)
     assert not is_running(tmp_path / "nowhere")
+
+
+def test_runs_can_be_imported_where_there_is_no_fcntl():
+    code = "import sys; sys.modules['fcntl'] = None; import wima.runs.launch, wima.engine.processes"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
