@@ -20,8 +20,8 @@ import wima
 from tests.helpers import pseudocode
 from tests.helpers.least_squares import DECAY, SETTINGS, SIZES, least_squares, models
 from wima import SGD, Local, LocalSGD, Simulation
-from wima.algorithms.adabest import Mean
-from wima.algorithms.fedacg import Momentum
+from wima.algorithms.adabest import LastMean
+from wima.algorithms.fedacg import Motion
 from wima.algorithms.feddyn import Dyn
 from wima.algorithms.mime import Statistics
 from wima.algorithms.scaffold import Control
@@ -125,7 +125,7 @@ class MimeLiteOfPseudoGradients(wima.MimeLite):  # momentum of deltas instead of
 class FedACGFromW(wima.FedACG):  # delta is measured from w, so lam * m counts twice
     def server_update(self, w, delta, extra, server, fraction):
         m = self.lam * server.m - (delta - self.lam * server.m)
-        return -m, Momentum(m)
+        return -m, Motion(m)
 
 
 class FedCMSwapped(wima.FedCM):  # alpha weighs the momentum
@@ -147,7 +147,7 @@ class AdaBestStuck(wima.AdaBest):  # the divisor grows for ever
 class AdaBestOfCloud(wima.AdaBest):  # extrapolates from the cloud model
     def server_update(self, w, delta, extra, server, fraction):
         step, _ = super().server_update(w, delta, extra, server, fraction)
-        return step, Mean(w - step)
+        return step, LastMean(w - step)
 
 
 @dataclass(frozen=True, kw_only=True)
