@@ -72,11 +72,11 @@ def test_contents_are_synced_before_the_rename_and_the_folder_after_it(tmp_path,
 
 
 def test_drafts_of_killed_processes_are_removed(tmp_path):
-    (tmp_path / ".a.0123.new").write_text("half")
-    (tmp_path / ".f.0123.old").mkdir()
-    (tmp_path / ".hidden").write_text("a user's")
+    (tmp_path / ".a.0123abcd.new").write_text("half")
+    (tmp_path / ".f.0123abcd.old").mkdir()
+    (tmp_path / ".mine.new").write_text("a user's")
     remove_drafts(tmp_path)
-    assert names(tmp_path) == [".hidden"]
+    assert names(tmp_path) == [".mine.new"]
 
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path):

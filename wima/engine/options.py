@@ -45,5 +45,6 @@ class RunOptions:
 
     def evaluates(self, t: int) -> bool:
         """Whether models are evaluated after t rounds."""
-        regular = bool(self.eval_every) and t % self.eval_every == 0
-        return regular or (bool(self.eval_every) and t > self.rounds - max(1, self.eval_last))
+        if not self.eval_every:
+            return False
+        return t % self.eval_every == 0 or t > self.rounds - max(1, self.eval_last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from wima.core.errors import RunError, check
+
+DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(new|old)")  # the names of drafts, and of what they replace
 
 
 def sync(path: Path) -> None:
@@ -83,9 +86,10 @@ def _rename(draft: Path, path: Path, over: bool) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what processes that were killed left half-written in a folder that is ours alone."""
-    for draft in (*folder.glob(".*.new"), *folder.glob(".*.old")):
-        _remove(draft)
+    """Remove what `written` left behind in processes that were killed; nobody else is writing."""
+    for path in folder.glob(".*"):
+        if DRAFT.fullmatch(path.name):
+            _remove(path)
 
 
 def replace_text(path: Path, text: str, kind: type[Exception] = RunError) -> None:
