@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
-from tests.helpers.interrupted import copy_of, ends, in_a_fork, kill, outcome, settings_of
+from tests.helpers.interrupted import (
+    FILES,
+    copy_of,
+    ends,
+    in_a_fork,
+    kill,
+    killed_after,
+    outcome,
+    settings_of,
+)
 from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
 from wima.runs import launch as launching
@@ -58,6 +67,23 @@ def test_a_run_goes_on_from_the_older_checkpoint_or_from_the_start(interrupted, 
         resume(path)
         assert f"Goes on after {after} of 12 rounds" in capsys.readouterr().out
         assert outcome(path) == outcome(interrupted / "whole")
+
+
+@pytest.mark.parametrize("damage", ["no records", "a segment of both checkpoints"])
+def test_a_run_that_must_start_again_comes_to_its_end(damage, tmp_path, capsys):
+    settings = settings_of(algorithm="scaffold", rounds=30, checkpoint_every=4, **FILES)
+    launch(settings, tmp_path / "whole")
+    killed_after(29, settings, tmp_path / "run")
+    path = tmp_path / "run"
+    if damage == "no records":
+        (path / "records.jsonl").write_text("")
+    else:
+        newest, older = (c.content for c in manifests.find(Segments(path / FOLDER))[0])
+        shared = set(manifests.segments_of(newest)) & set(manifests.segments_of(older))
+        (path / FOLDER / sorted(shared)[0]).write_bytes(b"damaged")
+    resume(path)
+    assert "Goes on after 0 of 30 rounds" in capsys.readouterr().out
+    assert outcome(path) == outcome(tmp_path / "whole")
 
 
 def test_records_that_were_changed_are_not_built_upon(interrupted, tmp_path, capsys):

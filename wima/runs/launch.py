@@ -104,6 +104,7 @@ def resume(path: Path, progress: Follow = Progress, **instead: Any) -> Run:
                 _check_same(path, usable[0], _identity(settings, simulation))
                 checkpoint.load(simulation, store, usable[0])
             folder = RunFolder.reopen(path, settings, lock, simulation.t)
+            manifests.discard_after(store, simulation.t)
             for reason in wrong:
                 print(f"Skipped a checkpoint: {reason}.")
             print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")

@@ -80,6 +80,13 @@ def prune(store: Segments) -> None:
     store.keep(needed)
 
 
+def discard_after(store: Segments, t: int) -> None:
+    """Remove the manifests of later states: `prune` must not prefer them to those to come."""
+    for path in manifests(store.folder):
+        if path.stem.isdecimal() and int(path.stem) > t:
+            path.unlink()
+
+
 def manifests(folder: Path) -> list[Path]:
     """The manifests in a folder, newest first."""
     return sorted(folder.glob("[0-9]*.json"), reverse=True)
