@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
@@ -23,11 +27,13 @@ from tests.helpers.interrupted import (
 from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
 from wima.runs import launch as launching
+from wima.runs.build import build
 from wima.runs.folder import read_run
-from wima.runs.launch import FOLDER, launch, resume
+from wima.runs.launch import COPY, FOLDER, RECORDS, launch, resume
 from wima.storage import manifests
 from wima.storage.lock import Lock
 from wima.storage.segments import Segments
+from wima.task.task import data_checksum
 
 
 def own_files(path: Path) -> list[Path]:
@@ -77,6 +83,7 @@ def test_a_run_that_must_start_again_comes_to_its_end(damage, tmp_path, capsys):
     path = tmp_path / "run"
     if damage == "no records":
         (path / "records.jsonl").write_text("")
+        (path / COPY).unlink()
     else:
         newest, older = (c.content for c in manifests.find(Segments(path / FOLDER))[0])
         shared = set(manifests.segments_of(newest)) & set(manifests.segments_of(older))
@@ -86,14 +93,153 @@ def test_a_run_that_must_start_again_comes_to_its_end(damage, tmp_path, capsys):
     assert outcome(path) == outcome(tmp_path / "whole")
 
 
-def test_records_that_were_changed_are_not_built_upon(interrupted, tmp_path, capsys):
+def test_changed_records_are_replaced_by_their_copy(interrupted, tmp_path, capsys):
     path = copy_of(interrupted, tmp_path / "run")
-    lines = (path / "records.jsonl").read_text().splitlines(keepends=True)
-    lines[6] = lines[6].replace('"lr": 0.05', '"lr": 0.06')
-    (path / "records.jsonl").write_text("".join(lines))
+    change(path / RECORDS, '"lr": 0.05', '"lr": 0.06', line=6)
+    resume(path)
+    told = capsys.readouterr().out
+    assert "records.jsonl is damaged before round 10" in told and "Goes on after 10 of 12" in told
+    assert outcome(path) == outcome(interrupted / "whole")
+
+
+def test_changed_records_without_an_intact_copy_are_not_built_upon(interrupted, tmp_path, capsys):
+    path = copy_of(interrupted, tmp_path / "run")
+    for file in (RECORDS, COPY):
+        change(path / file, '"lr": 0.05', '"lr": 0.06', line=6)
     resume(path)
     assert "Goes on after 5 of 12" in capsys.readouterr().out
     assert outcome(path) == outcome(interrupted / "whole")
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_records_that_went_through_an_editor_are_read(newline, interrupted, tmp_path, capsys):
+    path = copy_of(interrupted, tmp_path / "run")
+    (path / COPY).unlink()
+    text = (path / RECORDS).read_text()
+    (path / RECORDS).write_text(text, encoding="utf-8-sig", newline=newline)
+    assert read_run(path).records == [json.loads(line) for line in text.splitlines()]
+    resume(path)
+    assert "Goes on after 10 of 12" in capsys.readouterr().out
+    assert outcome(path) == outcome(interrupted / "whole")
+
+
+def change(file: Path, before: str, after: str, line: int = 0) -> None:
+    """Replace a text in a line of a file."""
+    lines = file.read_text().splitlines(keepends=True)
+    assert before in lines[line]
+    lines[line] = lines[line].replace(before, after)
+    file.write_text("".join(lines))
+
+
+@pytest.mark.parametrize("damage", ["zeros", "no models", "other records"])
+def test_a_finished_run_that_is_damaged_is_repaired(damage, interrupted, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(interrupted / "whole", path)
+    model = path / "models" / "plain.safetensors"
+    if damage == "zeros":  # as a disk leaves a file that was not synced before the power failed
+        model.write_bytes(bytes(model.stat().st_size))
+    elif damage == "no models":
+        shutil.rmtree(path / "models")
+    else:
+        change(path / RECORDS, '"lr": 0.05', '"lr": 0.06', line=6)
+    resume(path)
+    assert outcome(path) == outcome(interrupted / "whole")
+    with pytest.raises(UsageError, match="is done; there is nothing to resume"):
+        resume(path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", 1), ("lr", 0.06), ("clients_per_round", 2)])
+def test_settings_changed_before_the_first_checkpoint_are_refused(key, value, tmp_path):
+    path = tmp_path / "run"
+    killed_after(2, settings_of(), path)
+    text = (path / "settings.toml").read_text()
+    other, changed = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+    assert changed == 1
+    (path / "settings.toml").write_text(other)
+    with pytest.raises(UsageError, match=r"settings.toml was changed.*\n.*or start another run"):
+        resume(path)
+    (path / "settings.toml").write_text("# only a remark\n" + text, encoding="utf-8-sig")
+    assert resume(path).status["state"] == "done"
+
+
+@pytest.mark.parametrize("after", [2, 11], ids=["before a checkpoint", "with checkpoints"])
+@pytest.mark.parametrize("array", ["x", "y", "client", "x_test"])
+def test_other_data_are_refused(after, array, tmp_path):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(60, 4)).astype("f4"), draw.integers(0, 3, 60)
+    arrays = {"x": x, "y": y, "client": np.arange(60) % 12, "x_test": x[:9], "y_test": y[:9]}
+    np.savez(tmp_path / "data.npz", **arrays)
+    settings = settings_of(data=str(tmp_path / "data.npz"), clients=None, rounds=12)
+    killed_after(after, settings, tmp_path / "run")
+    changed = arrays[array].copy()
+    changed[5] = changed[5] + 1 if array != "y" else (changed[5] + 1) % 3
+    np.savez(tmp_path / "data.npz", **{**arrays, array: changed})
+    with pytest.raises(UsageError, match=r"data_checksum: .* then, .* now"):
+        resume(tmp_path / "run")
+    np.savez(tmp_path / "data.npz", **arrays)
+    assert resume(tmp_path / "run").status["state"] == "done"
+
+
+def test_a_large_array_is_sampled(monkeypatch):
+    with build(settings_of()) as simulation:
+        whole = data_checksum(simulation.setup.task)
+        monkeypatch.setattr("wima.task.task.SAMPLE", 1000)
+        assert data_checksum(simulation.setup.task) not in (whole, "")
+        x = simulation.setup.task.data.x
+        sampled = data_checksum(simulation.setup.task)
+        x[-1] += 1
+        assert data_checksum(simulation.setup.task) != sampled
+
+
+def test_another_processor_is_named(interrupted, tmp_path, capsys):
+    path = copy_of(interrupted, tmp_path / "run")
+    around = json.loads((path / "environment.json").read_text())
+    (path / "environment.json").write_text(json.dumps({**around, "instructions": "ABACUS"}))
+    resume(path)
+    assert "torch uses ABACUS; here it uses" in capsys.readouterr().out
+
+
+def test_resume_takes_settings_that_do_not_change_the_result(interrupted, tmp_path):
+    path = copy_of(interrupted, tmp_path / "run")
+    with pytest.raises(UsageError, match=r"lr cannot be changed .* window_store"):
+        resume(path, changes=["lr=0.1"])
+    with pytest.raises(UsageError, match="engine cannot be changed"):
+        resume(path, changes=["engine=batched"])
+    resume(path, changes=["window_store=files", "client_memory_gb=0", "checkpoint_every=1"])
+    assert read_run(path).settings.window_store == "files"
+    assert outcome(path) == outcome(interrupted / "whole")
+
+
+LINKS = ["status.json", "records.jsonl", "times.jsonl", "settings.toml", "environment.json", "lock"]
+
+
+@pytest.mark.parametrize("name", [*LINKS, "checkpoints", "models", COPY, "checkpoints/ring-1"])
+def test_a_run_does_not_write_through_links(name, interrupted, tmp_path):
+    path, target = copy_of(interrupted, tmp_path / "run"), tmp_path / "target"
+    file = path / name
+    if file.exists():
+        file.rename(target)
+    else:
+        target.write_text("precious")
+    file.symlink_to(target)
+    before = {f: f.read_bytes() for f in (target, *target.glob("*")) if f.is_file()}
+    with pytest.raises(UsageError, match=r"is a symbolic link, and a run writes only to its own"):
+        resume(path)
+    assert {f: f.read_bytes() for f in before} == before
+
+
+def test_only_what_the_run_wrote_is_removed(interrupted, tmp_path):
+    path = copy_of(interrupted, tmp_path / "run")
+    mine = [path / FOLDER / name for name in ("best.safetensors", "1.json", ".a.new", "x-1.json")]
+    for file in mine:
+        file.write_text("mine")
+    resume(path)
+    assert all(file.read_text() == "mine" for file in mine)
+
+
+def test_the_engine_that_was_chosen_is_in_the_settings(tmp_path):
+    run = launch(settings_of(engine="auto", rounds=12), tmp_path / "run")
+    assert run.settings.engine == run.environment["engine"] == "serial"
 
 
 def test_another_configuration_or_version_is_refused_with_the_difference(

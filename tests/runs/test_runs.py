@@ -71,7 +71,7 @@ def test_a_finished_run_has_all_its_files(finished):
 def test_a_finished_run_says_so_and_where_it_ran(finished):
     environment = json.loads((finished / "environment.json").read_text())
     done = {"state": "done", "done": ROUNDS, "rounds": ROUNDS, "reason": ""}
-    assert json.loads((finished / "status.json").read_text()) == done
+    assert done.items() <= json.loads((finished / "status.json").read_text()).items()
     assert environment["wima"] == wima.__version__
     assert environment["torch"] == torch.__version__
     assert "window=2,4" in environment["command"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -71,12 +73,13 @@ def run(source: Source, overrides: Overrides = None, out: NewFolder = None) -> N
 @app.command()
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    overrides: Overrides = None,
 ) -> None:
     """Go on with a run that was interrupted, killed or failed, to the same result."""
     from wima.cli.tables import show
     from wima.runs import launch
 
-    show(launch.resume(path), path)
+    show(launch.resume(path, changes=overrides or ()), path)
 
 
 @app.command()
@@ -153,14 +156,29 @@ def _run_and_show(settings: object, path: Path) -> None:
 
 def main() -> None:
     """Run the command line; a user's mistake exits with 2, a failed run with 1."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt_once)
+    try:
+        _main()
+    except KeyboardInterrupt:
+        _end("Interrupted.", 130)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until Python has ended
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
+    """Whoever presses Ctrl-C thirty times is heard once, and nothing disturbs the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _main() -> None:
     try:
         app()
     except UsageError as error:
         _end(f"Error: {error}", 2)
     except RunError as error:
         _end(f"Error: {error}", 1)
-    except KeyboardInterrupt:
-        _end("Interrupted.", 130)
     except Exception as error:
         from wima.runs.launch import Interrupted
 

@@ -46,7 +46,7 @@ def runs_table(folder: Path) -> Table:
     for path in sorted(p for p in folder.iterdir() if (p / "status.json").exists()):
         try:
             run = read_run(path)
-            cells = (state_of(run), f"{len(run.records)}/{run.settings.rounds}", *_best(run))
+            cells = (state_of(run), f"{run.t}/{run.settings.rounds}", *_best(run))
         except (UsageError, KeyError, TypeError) as error:
             cells = ("unreadable", str(error).splitlines()[0][:60], "", "")
         table.add_row(path.name, *cells)

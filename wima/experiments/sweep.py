@@ -49,7 +49,7 @@ class State:
         except UsageError as error:
             self.state, self.message = "broken", str(error)
             return
-        self.t = run.status["done"] if run.status["state"] in ENDED else len(run.records)
+        self.t = run.status["done"] if run.status["state"] in ENDED else run.t
         if run.status["state"] in ENDED:
             self.state, self.message = run.status["state"], run.status.get("reason", "")
         elif is_running(self.path):

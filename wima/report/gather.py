@@ -127,11 +127,12 @@ def _trace(run: Run, metric: str) -> Trace:
     except KeyError:
         names = ", ".join(next(m for r in run.records for m in r["metrics"].values())) or "none"
         raise UsageError(f"not every record has the metric {metric!r}; it has {names}") from None
+    except UsageError:
+        raise
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"its records are damaged: {error}") from None
-    done = run.records[-1]["t"] if run.records else 0
     reason = str(run.status.get("reason") or "")
-    facts = (run.settings, state_of(run), reason, done, run.environment, _seconds(run.path))
+    facts = (run.settings, state_of(run), reason, run.t, run.environment, _seconds(run.path))
     return Trace(run.path, *facts, curves)
 
 

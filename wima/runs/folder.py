@@ -4,8 +4,8 @@ settings.toml      the resolved settings; `wima run settings.toml` repeats the r
 environment.json   versions, machine, command
 records.jsonl      one line per round; the same bytes whenever the run is repeated or resumed
 times.jsonl        how long each round took
-status.json        running, done, interrupted, diverged or failed; rounds done
-checkpoints/       what `wima resume` goes on from
+status.json        running, done, interrupted, diverged or failed; rounds done; checksums
+checkpoints/       what `wima resume` goes on from; among it, a copy of the records
 models/*.safetensors   the final models, by name
 lock               held by the process that works on the run
 """
@@ -13,155 +13,179 @@ lock               held by the process that works on the run
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
-from datetime import UTC, datetime
-from importlib.metadata import version
-from math import isfinite
+from array import array
+from collections.abc import Iterator
+from functools import cached_property
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors.torch import save_file
 
 from wima.core.checks import is_count
 from wima.core.errors import RunError, UsageError, check
-from wima.core.machine import processor
 from wima.core.vector import Layout, Vector
-from wima.core.version import __version__
+from wima.runs.environment import environment
+from wima.runs.records import RECORDS, TIMES, RecordFiles, keep, lines
 from wima.runs.settings import Settings, make_settings, read_table
 from wima.simulation.simulation import Record
-from wima.storage.files import cannot_write, remove_drafts, replace_text, written
+from wima.storage.files import cannot_write, digest, remove_drafts, replace_text, written
 from wima.storage.lock import Lock, is_running
 
 STATES = ("running", "done", "interrupted", "diverged", "failed")
+FOLDER = "checkpoints"  # in the run folder
+COPY = f"{FOLDER}/{RECORDS}"
+MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class RunFolder:
     """Writes one run.  Made by `create` or `reopen`; holds the run's lock until it is closed."""
 
-    def __init__(self, path: Path, rounds: int, lock: Lock, done: int = 0) -> None:
-        self.path, self.done, self._rounds, self._lock = path, done, rounds, lock
-        self.state = "running"
-        self._hash = hashlib.sha256((path / "records.jsonl").read_bytes())
-        self._records = (path / "records.jsonl").open("a", encoding="utf-8")
-        self._times = (path / "times.jsonl").open("a", encoding="utf-8")
+    def __init__(self, path: Path, settings: Settings, lock: Lock, done: int = 0) -> None:
+        self.path, self.done, self.state, self._lock = path, done, "running", lock
+        self._settings, self._sums = settings, dict[str, str]()
+        kept = settings.checkpoint_every or settings.checkpoint_minutes
+        self.records = RecordFiles(path, path / COPY if kept else None)
 
     @classmethod
     def create(cls, path: Path, settings: Settings, facts: dict[str, Any]) -> RunFolder:
         """A new folder, which must not exist yet."""
         check_free(path)
         with written(path, folder=True, kind=UsageError) as draft:
+            lock = Lock(draft)
             (draft / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
             _write_json(draft / "environment.json", {**environment(), **facts})
-            _write_json(draft / "status.json", _status("running", 0, settings.rounds))
-            for name in ("records.jsonl", "times.jsonl"):
+            _write_json(draft / "status.json", _status(settings, "running", 0))
+            for name in (RECORDS, TIMES):
                 (draft / name).touch()
-            lock = Lock(draft)
-        return cls(path, settings.rounds, lock)
+        return cls(path, settings, lock)
 
     @classmethod
-    def reopen(cls, path: Path, settings: Settings, lock: Lock, done: int) -> RunFolder:
-        """Resume after so many rounds; later ones are run again."""
+    def reopen(
+        cls, path: Path, settings: Settings, lock: Lock, done: int, records: Path
+    ) -> RunFolder:
+        """Resume after so many rounds, whose records are in a file; later ones are run again."""
         try:
-            for name in ("records.jsonl", "times.jsonl"):
-                kept = first_lines(path / name, done)
-                with written(path / name) as draft:
-                    draft.write_bytes(kept)
             remove_drafts(path)
+            for file in (path / RECORDS, path / COPY):
+                if file.parent.is_dir():
+                    keep(records, done, file)
+            keep(path / TIMES, done, path / TIMES)
             shutil.rmtree(path / "models", ignore_errors=True)
-            _write_json(path / "status.json", _status("running", done, settings.rounds))
-            return cls(path, settings.rounds, lock, done)
+            _write_json(path / "status.json", _status(settings, "running", done))
+            return cls(path, settings, lock, done)
         except OSError as error:
             raise cannot_write(path, error) from error
 
     def append(self, record: Record) -> None:
-        """Add a round's line; its time goes to another file: it is never the same twice."""
-        line = json.dumps(_plain(record), allow_nan=False) + "\n"
-        took = json.dumps({"t": record.t, "seconds": round(record.seconds, 6)}) + "\n"
-        try:
-            for file, text in ((self._records, line), (self._times, took)):
-                file.write(text)
-                file.flush()
-        except OSError as error:
-            raise cannot_write(self.path / "records.jsonl", error) from error
-        self._hash.update(line.encode())
+        """Add a round."""
+        self.records.append(_plain(record), {"t": record.t, "seconds": round(record.seconds, 6)})
         self.done = record.t
-
-    def records_sum(self) -> str:
-        """The checksum of all records so far, which are on the disk when this returns."""
-        os.fsync(self._records.fileno())
-        return self._hash.hexdigest()
 
     def save_models(self, vectors: dict[str, Vector], layout: Layout | None) -> None:
         """The final models, each with its tensors by name; all of them or none."""
+        self._sums = {RECORDS: self.records.save()}
         with written(self.path / "models", folder=True) as draft:
             for name, w in vectors.items():
-                tensors = layout.unflatten(w) if layout else {"w": w}
-                save_file({n: t.clone() for n, t in tensors.items()}, draft / f"{name}.safetensors")
+                tensors, file = layout.unflatten(w) if layout else {"w": w}, f"{name}.safetensors"
+                save_file({n: t.clone() for n, t in tensors.items()}, draft / file)
+                self._sums[f"models/{file}"] = digest(draft / file)
 
     def close(self, state: str, reason: str = "") -> None:
         """Write how the run ended, if possible, and release the lock."""
         self.state = state
+        status = _status(self._settings, state, self.done, reason)
         with contextlib.suppress(OSError):
-            self._records.close()
-            self._times.close()
+            self.records.close()
         with contextlib.suppress(RunError):
-            _write_json(self.path / "status.json", _status(state, self.done, self._rounds, reason))
+            sums = {"sums": self._sums} if state == "done" else {}
+            _write_json(self.path / "status.json", {**status, **sums})
         self._lock.release()
 
 
-def first_lines(path: Path, count: int) -> bytes:
-    """The first complete lines of a file."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return b"".join(line + b"\n" for line in lines[:count])
+class Run:
+    """A run folder, read.  Records are read when they are asked for: there may be a million."""
 
+    def __init__(
+        self, path: Path, settings: Settings, status: dict[str, Any], environment: dict[str, Any]
+    ) -> None:
+        self.path, self.settings = path, settings
+        self.status, self.environment = status, environment
 
-class Run(NamedTuple):
-    """A run folder, read."""
+    @property
+    def t(self) -> int:
+        """How many rounds are recorded."""
+        return sum(1 for _ in lines(self.path / RECORDS))
 
-    path: Path
-    settings: Settings
-    status: dict[str, Any]
-    environment: dict[str, Any]
-    records: list[dict[str, Any]]
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """A dict per round."""
+        return list(self._parsed())
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a model's metric, where it was evaluated."""
-        pairs = [
-            (r["t"], r["metrics"][model][metric]) for r in self.records if model in r["metrics"]
-        ]
-        return [t for t, _ in pairs], [float("nan") if v is None else v for _, v in pairs]
+        curves = self._curves[model]
+        rounds, values = curves[metric]
+        if any(len(values) < len(other) for _, other in curves.values()):
+            raise KeyError(metric)
+        return list(rounds), list(values)
 
     @property
     def models(self) -> list[str]:
         """The names of the models that were evaluated, "plain" first."""
-        return next((list(r["metrics"]) for r in self.records if r["metrics"]), [])
+        return list(self._curves)
+
+    @cached_property
+    def _curves(self) -> dict[str, dict[str, tuple[array[int], array[float]]]]:
+        """Model -> metric -> rounds and values, which take a hundredth of the records' memory."""
+        found: dict[str, dict[str, tuple[array[int], array[float]]]] = {}
+        for record in self._parsed():
+            for model, metrics in record["metrics"].items():
+                curves = found.setdefault(model, {})
+                for metric, value in metrics.items():
+                    rounds, values = curves.setdefault(metric, (array("q"), array("d")))
+                    rounds.append(record["t"])
+                    values.append(nan if value is None else value)
+        return found
+
+    def _parsed(self) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(lines(self.path / RECORDS), 1):
+            try:
+                yield _record(json.loads(line))
+            except MALFORMED as error:
+                raise UsageError(
+                    f"{self.path / RECORDS} is damaged in line {number}: {_reason(error)}. "
+                    f"`wima resume {self.path}` repairs it."
+                ) from None
 
 
 def read_run(path: Path) -> Run:
     """Read the folder of a run that has ended or is under way."""
-    for name in ("settings.toml", "environment.json", "records.jsonl", "status.json"):
+    for name in ("settings.toml", "environment.json", RECORDS, "status.json"):
         check((path / name).is_file(), f"{path} is not a run folder: no {name} in it.")
     settings = make_settings(read_table(str(path / "settings.toml")))
     try:
-        # What follows the last newline is incomplete.
-        lines = (path / "records.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-        records = [_record(json.loads(line)) for line in lines]
         status, around = (
-            json.loads((path / f"{name}.json").read_text(encoding="utf-8"))
+            json.loads((path / f"{name}.json").read_text(encoding="utf-8-sig"))
             for name in ("status", "environment")
         )
         check(status["state"] in STATES and is_count(status["done"], 0), "status.json")
         check(isinstance(around, dict), "environment.json")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f"The run folder {path} is damaged: {reason:.200}") from None
-    return Run(path, settings, status, around, records)
+    except MALFORMED as error:
+        raise UsageError(f"The run folder {path} is damaged: {_reason(error)}") from None
+    return Run(path, settings, status, around)
+
+
+def is_intact(run: Run) -> bool:
+    """Whether a finished run has the records and models that it ended with."""
+    sums = run.status.get("sums", {})
+    try:
+        return all(digest(run.path / name) == expected for name, expected in sums.items())
+    except MALFORMED:
+        return False
 
 
 def seconds_of(path: Path) -> dict[int, float]:
@@ -207,6 +231,17 @@ def check_free(path: Path) -> None:
         )
 
 
+def check_no_links(path: Path) -> None:
+    """Refuse symbolic links among a run's files: what is written through them lands elsewhere."""
+    inside = [path, path / FOLDER, path / "models"]
+    for file in (file for folder in inside if folder.is_dir() for file in folder.iterdir()):
+        check(
+            not file.is_symlink(),
+            f"{file} is a symbolic link, and a run writes only to its own folder; put a copy of "
+            "what it points to in its place.",
+        )
+
+
 def _advice(path: Path) -> str:
     """What can be done with a run that did not finish."""
     try:
@@ -229,37 +264,13 @@ def free_path(path: Path) -> Path:
     return candidate
 
 
-def environment() -> dict[str, Any]:
-    """What a number depends on besides the settings."""
-    packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors")}
-    return {
-        "wima": __version__,
-        "code": _commit(),
-        "python": platform.python_version(),
-        **packages,
-        "platform": platform.platform(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error!s:.200}"
 
 
-def _commit() -> str | None:
-    """The commit of the code, if it runs from a checkout; a + marks uncommitted changes."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _status(state: str, done: int, rounds: int, reason: str = "") -> dict[str, Any]:
-    return {"state": state, "done": done, "rounds": rounds, "reason": reason}
+def _status(settings: Settings, state: str, done: int, reason: str = "") -> dict[str, Any]:
+    status = {"state": state, "done": done, "rounds": settings.rounds, "reason": reason}
+    return {**status, "settings": settings.run_id}
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
+import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from wima.core.errors import Diverged, RunError, UsageError, check
 from wima.engine import NAMES
 from wima.engine.malloc import keep_freed_memory
 from wima.runs import checkpoint
 from wima.runs.build import build
+from wima.runs.environment import environment
 from wima.runs.folder import (
+    COPY,
+    FOLDER,
     Run,
     RunFolder,
     check_free,
-    environment,
-    first_lines,
+    check_no_links,
+    is_intact,
     read_run,
     run_name,
 )
 from wima.runs.progress import Progress
-from wima.runs.settings import Settings
+from wima.runs.records import RECORDS, sums
+from wima.runs.settings import CHANGEABLE, Settings, change_settings
 from wima.runs.trackers.dispatch import Trackers
 from wima.simulation.simulation import Record, Simulation
 from wima.storage import manifests
+from wima.storage.files import replace_text
 from wima.storage.lock import Lock
 from wima.storage.manifests import Saved
 from wima.storage.segments import Segments
-
-FOLDER = "checkpoints"  # in the run folder
 
 
 class Following(Protocol):
@@ -74,6 +77,8 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
     trackers = Trackers(settings.trackers)
     try:
         with build(settings, path / FOLDER, print, **instead) as simulation:
+            if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
+                settings = settings.model_copy(update={"engine": simulation.engine})
             folder = RunFolder.create(path, settings, simulation.facts())
             Runner(simulation, folder, settings, trackers, progress).run()
     except KeyboardInterrupt:
@@ -81,32 +86,36 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
     return read_run(path)
 
 
-def resume(path: Path, progress: Follow = Progress, **instead: Any) -> Run:
-    """Resume a run from its newest intact checkpoint; from the start if there is none."""
+def resume(
+    path: Path, progress: Follow = Progress, changes: Sequence[str] = (), **instead: Any
+) -> Run:
+    """Resume a run from its newest intact checkpoint; from the start if there is none.
+
+    changes: settings, as `key=value`, that say how the run is computed and not what it gives.
+    """
+    check_no_links(path)
     run = read_run(path)
     lock = Lock(path)
     try:
-        if run.status["state"] == "done":
+        if run.status["state"] == "done" and is_intact(run):
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
-        trackers = Trackers(run.settings.trackers)
-        engine = run.environment.get("engine", run.settings.engine)
+        wanted = change_settings(run.settings, changes, CHANGEABLE)
+        trackers = Trackers(wanted.trackers)
+        engine = run.environment.get("engine", wanted.engine)
         check(
             engine in NAMES or "make" in instead,
             f"The run in {path} was run by engine {engine!r}, which `wima resume` does not "
             "have; start it again the way it was started.",
         )
-        settings = run.settings.model_copy(update={"engine": engine})
+        settings = wanted.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER, **instead) as simulation:
-            store = simulation.store or Segments(path / FOLDER)
-            found, wrong = manifests.find(store)
-            usable = [c for c in found if _has_records(path, c)]
-            if usable:
-                _check_same(path, usable[0], _identity(settings, simulation))
-                checkpoint.load(simulation, store, usable[0])
-            folder = RunFolder.reopen(path, settings, lock, simulation.t)
-            manifests.discard_after(store, simulation.t)
-            for reason in wrong:
-                print(f"Skipped a checkpoint: {reason}.")
+            start = _start(run, simulation, _identity(settings, simulation))
+            if changes:
+                replace_text(path / "settings.toml", wanted.to_toml())
+            folder = RunFolder.reopen(path, settings, lock, simulation.t, start.records)
+            manifests.discard_after(start.store, simulation.t)
+            for remark in start.remarks:
+                print(remark)
             print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
             Runner(simulation, folder, settings, trackers, progress).run()
     finally:
@@ -114,32 +123,68 @@ def resume(path: Path, progress: Follow = Progress, **instead: Any) -> Run:
     return read_run(path)
 
 
-def _has_records(path: Path, found: Saved) -> bool:
-    """Whether the records up to the checkpoint are there as they were written."""
-    lines = first_lines(path / "records.jsonl", found.t)
-    whole = lines.count(b"\n") == found.t
-    return whole and hashlib.sha256(lines).hexdigest() == found.extra.get("records")
+class Start(NamedTuple):
+    """Where a run is resumed from."""
+
+    store: Segments
+    records: Path  # the file that has the records up to there
+    remarks: list[str]
+
+
+def _start(run: Run, simulation: Simulation, now: dict[str, Any]) -> Start:
+    """Put the simulation where the newest checkpoint is that is intact, and so are its records."""
+    store = simulation.store or Segments(run.path / FOLDER)
+    found, wrong = manifests.find(store)
+    _check_same(run, found, now)
+    remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong] + _other_processor(run)
+    files = [run.path / RECORDS, run.path / COPY]
+    there = {file: sums(file, [saved.t for saved in found]) for file in files}
+    for saved in found:
+        for file in files:
+            if there[file].get(saved.t) == saved.extra["records"]:
+                checkpoint.load(simulation, store, saved)
+                return Start(store, file, remarks)
+            remarks.append(f"{file} is damaged before round {saved.t}.")
+    return Start(store, files[0], remarks)
+
+
+VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum")
 
 
 def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
     """What must be the same for a run to resume to the same bytes."""
-    around = environment()
-    versions = {name: around[name] for name in ("wima", "torch", "numpy")}
-    return {**settings.in_results(), "engine": simulation.engine, **versions}
+    around = {**environment(), **simulation.facts()}
+    return {**settings.in_results(), **{name: around[name] for name in (*VERSIONS, *FACTS)}}
 
 
-def _check_same(path: Path, found: Saved, now: dict[str, Any]) -> None:
-    then = found.identity
+def _check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
+    """Refuse what would give another result.  Before the first checkpoint, the folder tells."""
+    at_first = {name: run.environment.get(name) for name in (*VERSIONS, *FACTS)}
+    then = found[0].identity if found else {n: v for n, v in at_first.items() if v is not None}
     differ = [
-        f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
-        for name in sorted({*then, *now})
-        if then.get(name) != json.loads(json.dumps(now.get(name)))
+        f"{name}: {value!r} then, {now.get(name)!r} now"
+        for name, value in sorted(then.items())
+        if value != json.loads(json.dumps(now.get(name)))
     ]
+    if not found and run.settings.run_id != run.status.get("settings", run.settings.run_id):
+        differ.append("settings.toml was changed")
     if differ:
         raise UsageError(
-            f"The checkpoints in {path} were written by another configuration or version, so the "
-            "run cannot go on to the same result:\n  " + "\n  ".join(differ)
+            f"The run in {run.path} was started with another configuration, data or version, so "
+            "it cannot go on to the same result:\n  " + "\n  ".join(differ) + "\nRestore what was "
+            f"changed, or start another run: `wima run {run.path / 'settings.toml'} --out ...`."
         )
+
+
+def _other_processor(run: Run) -> list[str]:
+    """A remark if torch computes with other instructions than when the run began."""
+    here = environment()["instructions"]
+    then = run.environment.get("instructions", here)
+    remark = (
+        f"The run began on a processor where torch uses {then}; here it uses {here}. From here on, "
+        "records and models agree with those of the other processor up to rounding, not to the bit."
+    )
+    return [remark] if then != here else []
 
 
 class Runner:
@@ -162,16 +207,16 @@ class Runner:
     def run(self) -> None:
         """Run, and when the folder is closed, notify the trackers."""
         keep_freed_memory()
-        try:
-            self._run()
-        finally:
-            self.trackers.finish(self.folder.state)
+        with self._signals():
+            try:
+                self._run()
+            finally:
+                self.trackers.finish(self.folder.state)
 
     def _run(self) -> None:
         try:
             self.trackers.start(self.folder.path)
-            with self._signals():
-                self._rounds()
+            self._rounds()
         except KeyboardInterrupt:
             self.folder.close("interrupted")
             raise Interrupted(self._interrupted()) from None
@@ -206,7 +251,7 @@ class Runner:
     def _save(self) -> None:
         if self._saved == self.simulation.t and self.simulation.t:
             return
-        extra = {"records": self.folder.records_sum()}
+        extra = {"records": self.folder.records.save()}
         identity = _identity(self.settings, self.simulation)
         checkpoint.save(self.simulation, self._store, identity, extra)
         self._saved, self._when = self.simulation.t, time.monotonic()
@@ -238,15 +283,27 @@ class Runner:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """A first Ctrl-C or SIGTERM lets the round finish; a second one ends it at once."""
+        """The first Ctrl-C, SIGTERM or SIGHUP lets the round finish; the second ends it at once.
+
+        After that, nothing disturbs what is being closed.  Signals that are ignored, as `nohup`
+        wants it, stay ignored.
+        """
+        at_once = False
 
         def ask(number: int, frame: FrameType | None) -> None:
-            if self._stop is not None:
+            nonlocal at_once
+            if number == HANGUP:
+                _forget_terminal()
+            if self._stop is None:
+                self._stop = number
+            elif not at_once:
+                at_once = True
                 raise KeyboardInterrupt
-            self._stop = number
 
+        watched = [s for s in (signal.SIGINT, signal.SIGTERM, HANGUP) if s is not None]
+        watched = [s for s in watched if signal.getsignal(s) is not signal.SIG_IGN]
         try:
-            before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+            before = {s: signal.signal(s, ask) for s in watched}
         except ValueError:  # not in the main thread, which alone can handle signals
             yield
             return
@@ -255,3 +312,15 @@ class Runner:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+
+
+def _forget_terminal() -> None:
+    """The terminal was closed: what is printed goes nowhere, instead of failing."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        if os.isatty(number):
+            os.dup2(nowhere, number)
+    os.close(nowhere)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
 from inspect import signature
@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from wima.core.errors import UsageError, unknown
+from wima.core.errors import UsageError, check, unknown
 from wima.data.batches import LocalSGD
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
@@ -79,6 +79,7 @@ class Choice(BaseModel):
 # Settings that say how a run is computed and kept, not what it gives.
 NOT_IN_RESULTS = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes"}
 NOT_IN_RESULTS |= {"window_store", "client_memory_gb", "trackers"}
+CHANGEABLE = NOT_IN_RESULTS - {"engine", "device"}  # when a run is resumed
 PARTS = (RunOptions, LocalSGD, Faults)  # these declare their own options
 
 if TYPE_CHECKING:
@@ -170,6 +171,15 @@ def load_settings(source: str, overrides: list[str]) -> Settings:
     return make_settings(table)
 
 
+def change_settings(settings: Settings, overrides: Sequence[str], allowed: Set[str]) -> Settings:
+    """The settings with some `key=value` changed, of those that may be."""
+    changes = dict(parse_override(text) for text in overrides)
+    for key in changes:
+        names = ", ".join(sorted(allowed))
+        check(key in allowed, f"{key} cannot be changed in a run that was begun; {names} can.")
+    return make_settings({**settings.model_dump(mode="json", exclude_none=True), **changes})
+
+
 def make_settings(table: dict[str, Any]) -> Settings:
     """Checked settings from a table."""
     if "window" in table and "averagers" in table:
@@ -200,7 +210,7 @@ def read_table(source: str) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from functools import cached_property
 from inspect import Signature, signature
 from typing import Any, NamedTuple, Self
 
@@ -28,7 +29,7 @@ from wima.simulation.cohorts import Cohorts, check_cohort_size, checked_cohort, 
 from wima.simulation.schedules import Constant, Schedule
 from wima.storage.segments import Storage
 from wima.task.evaluation import Metrics
-from wima.task.task import Task
+from wima.task.task import Task, data_checksum
 
 
 class Record(NamedTuple):
@@ -85,8 +86,16 @@ class Simulation:
 
     def facts(self) -> dict[str, str | int]:
         """What a record of the run should say of it besides its settings."""
-        clients = self.setup.task.data.num_clients
-        return {"engine": self.engine, "clients": clients, "parameters": len(self.w)}
+        return {
+            "engine": self.engine,
+            "clients": self.setup.task.data.num_clients,
+            "parameters": len(self.w),
+            "data_checksum": self._data_checksum,
+        }
+
+    @cached_property
+    def _data_checksum(self) -> str:
+        return data_checksum(self.setup.task)
 
     @property
     def w(self) -> Vector:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from wima.storage.ring import Ring
 from wima.storage.segments import Segments
 
 FORMAT = 1
+NAME = re.compile(r"\d{9,18}\.json")  # other files in the folder are not ours
 KEPT = 2
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
@@ -83,13 +85,14 @@ def prune(store: Segments) -> None:
 def discard_after(store: Segments, t: int) -> None:
     """Remove the manifests of later states: `prune` must not prefer them to those to come."""
     for path in manifests(store.folder):
-        if path.stem.isdecimal() and int(path.stem) > t:
+        if int(path.stem) > t:
             path.unlink()
 
 
 def manifests(folder: Path) -> list[Path]:
     """The manifests in a folder, newest first."""
-    return sorted(folder.glob("[0-9]*.json"), reverse=True)
+    files = [path for path in folder.glob("*.json") if NAME.fullmatch(path.name)]
+    return sorted(files, key=lambda path: int(path.stem), reverse=True)
 
 
 def find(store: Segments) -> tuple[list[Saved], list[str]]:

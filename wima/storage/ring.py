@@ -60,7 +60,10 @@ class Ring:
     def advance(self) -> None:
         """Count what was written as pushed."""
         self.count += 1
-        self._where.pop(self.count - 1 - self.length, None)
+        oldest = self.count - 1 - self.length
+        name = self._where.pop(oldest, None)
+        if name is not None and self._where.get(oldest + 1) != name and self._store is not None:
+            self._store.drop(name)  # it held nothing younger
         if self._mapped is not None and len(self._recent) >= BLOCK:
             self.save(self._mapped, "ring")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -23,6 +24,7 @@ from wima.core.errors import RunError, UsageError
 from wima.storage.files import digest, remove_drafts, written
 
 SUFFIX = ".safetensors"
+NAME = re.compile(r"[a-z]+-\d{9,}\.safetensors")  # other files in the folder are not ours
 PART = 2**26  # bytes; larger states are written in several segments, since writing takes a copy
 
 
@@ -33,8 +35,11 @@ class Segments:
         self.folder = folder
         self.sums: dict[str, str] = {}  # file -> SHA-256
         self._open: dict[str, Any] = {}
-        numbers = (path.stem.rpartition("-")[2] for path in folder.glob(f"*{SUFFIX}"))
-        self._number = max((int(n) for n in numbers if n.isdecimal()), default=-1)
+        self._needed: set[str] = set()  # by manifests
+        self._number = max((int(p.stem.rpartition("-")[2]) for p in self._files()), default=-1)
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.folder.glob(f"*{SUFFIX}") if NAME.fullmatch(path.name)]
 
     def write(self, kind: str, tensors: Mapping[str, Tensor], about: Any = None) -> str:
         """Write a new segment; returns its name.  about: any JSON, see the method `about`."""
@@ -71,24 +76,29 @@ class Segments:
     def verify(self, name: str, expected: str) -> None:
         """Raise `RunError` unless the file is there with this checksum."""
         path = self.folder / name
-        if Path(name).name != name or not name.endswith(SUFFIX):
+        if not NAME.fullmatch(name):
             raise RunError(f"{name!r:.80} is no name of a segment")
         if not path.is_file():
             raise RunError(f"{path} is missing")
         if digest(path) != expected:
             raise RunError(f"{path} is damaged: it has another checksum")
         self.sums[name] = expected
+        self._needed.add(name)
 
     def keep(self, names: Iterable[str]) -> None:
-        """Remove all other segments, and drafts."""
-        wanted = set(names)
+        """Remove all segments but those that manifests need, and drafts."""
+        self._needed = set(names)
         remove_drafts(self.folder)
-        for path in self.folder.glob(f"*{SUFFIX}"):
-            if path.name not in wanted:
-                self._open.pop(path.name, None)
-                self.sums.pop(path.name, None)
-                with contextlib.suppress(OSError):
-                    path.unlink()
+        for path in self._files():
+            self.drop(path.name)
+
+    def drop(self, name: str) -> None:
+        """Remove a segment, unless a manifest needs it."""
+        if name not in self._needed:
+            self._open.pop(name, None)
+            self.sums.pop(name, None)
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -87,7 +87,7 @@ def _export(path: Path, names: Sequence[str]) -> str:
             raise
         except Exception as error:
             raise RunError(f"{name} could not record {path}. {_reason(error)}") from error
-    return f"{path}: {len(run.records)} rounds are in {', '.join(names)}."
+    return f"{path}: {run.t} rounds are in {', '.join(names)}."
 
 
 def _begin(tracker: Tracker, run: Run) -> None:

@@ -27,7 +27,7 @@ class TensorBoard:
     def start(self, run: Run) -> None:
         folder = run.path / FOLDER
         fresh = not folder.exists()
-        self._done = 0 if fresh else min(_rounds_in(folder), len(run.records))
+        self._done = 0 if fresh else min(_rounds_in(folder), run.t)
         # Readers forget what earlier files have of the rounds from `purge_step` on.
         purge = None if fresh else self._done + 1
         _wait_for_a_later_name(folder)

@@ -1,0 +1,47 @@
+"""What a number depends on besides the settings: versions, machine, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wima.core.machine import processor
+from wima.core.version import __version__
+
+
+def environment() -> dict[str, Any]:
+    """What a number depends on besides the settings."""
+    packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors")}
+    return {
+        "wima": __version__,
+        "code": _commit(),
+        "python": platform.python_version(),
+        **packages,
+        "platform": platform.platform(),
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # that torch uses
+        "cores": os.cpu_count(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the code, if it runs from a checkout; a + marks uncommitted changes."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,98 @@
+"""A run's records as lines of files: appended, kept twice, and read back.
+
+`records.jsonl` has a line per round.  At every checkpoint its new lines also go to a copy among the
+checkpoints, so that a damaged file costs no rounds.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import Path
+
+from wima.storage.files import cannot_write, written
+
+RECORDS, TIMES = "records.jsonl", "times.jsonl"
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The complete lines of a file, if there is one, as we write them.
+
+    What follows the last newline was cut off.  Windows' editors add a mark at the beginning and a
+    carriage return to each line: both are dropped.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            if line.endswith(b"\n"):
+                start = line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
+                yield start.rstrip(b"\r\n") + b"\n"
+
+
+def sums(path: Path, counts: Collection[int]) -> dict[int, str]:
+    """The checksum of the first n lines of a file, for those n that it has."""
+    found, total = {}, hashlib.sha256()
+    for number, line in enumerate(lines(path), 1):
+        total.update(line)
+        if number in counts:
+            found[number] = total.hexdigest()
+    return found
+
+
+def keep(source: Path, count: int, *targets: Path) -> None:
+    """Let the targets hold the first lines of a file, and nothing else."""
+    for target in targets:
+        with written(target) as draft, draft.open("wb") as file:
+            file.writelines(islice(lines(source), count))
+
+
+class RecordFiles:
+    """Appends rounds to a run's files, which exist already.  copy: where records are kept too."""
+
+    def __init__(self, folder: Path, copy: Path | None) -> None:
+        self._files = [(folder / name).open("ab") for name in (RECORDS, TIMES)]
+        self._sum, self._copy = hashlib.sha256(), copy
+        self._new: list[bytes] = []  # records that the copy lacks
+        self._copied = 0  # bytes
+        for line in lines(folder / RECORDS):
+            self._sum.update(line)
+            self._copied += len(line)
+
+    def append(self, record: object, time: object) -> None:
+        """A round's line; its time goes to another file: it is never the same twice."""
+        new = [(json.dumps(line, allow_nan=False) + "\n").encode() for line in (record, time)]
+        for file, line in zip(self._files, new, strict=True):
+            try:
+                file.write(line)
+                file.flush()
+            except OSError as error:
+                raise cannot_write(Path(file.name), error) from error
+        self._sum.update(new[0])
+        if self._copy is not None:
+            self._new.append(new[0])
+
+    def save(self) -> str:
+        """The checksum of all records, which are on the disk when this returns."""
+        try:
+            for file in self._files:
+                os.fsync(file.fileno())
+            if self._copy is not None:
+                self._copy.parent.mkdir(exist_ok=True)
+                with self._copy.open("ab") as copy:
+                    copy.truncate(self._copied)  # an attempt that failed may have left something
+                    copy.writelines(self._new)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                    self._copied, self._new = copy.tell(), []
+        except OSError as error:
+            raise cannot_write(Path(self._files[0].name), error) from error
+        return self._sum.hexdigest()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
