@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from wima.algorithms.base import State
@@ -19,7 +17,8 @@ class ClientMemory:
 
     What a round writes counts when the round is committed.  States are kept in memory; with a
     `store`, what exceeds `budget` bytes goes into its files, from which it is read when a client is
-    visited again.  dtype: how vectors are kept.
+    visited again.  Vectors are never rounded: what a server adds up over the rounds (SCAFFOLD's c,
+    FedDyn's h) would drift away from the mean of what its clients remember.
     """
 
     def __init__(
@@ -28,9 +27,8 @@ class ClientMemory:
         *,
         store: Segments | None = None,
         budget: float = float("inf"),
-        dtype: torch.dtype | None = None,
     ) -> None:
-        self._init, self._store, self._budget, self._dtype = init, store, budget, dtype
+        self._init, self._store, self._budget = init, store, budget
         self._pending: dict[int, State] = {}
         self._states: dict[int, State] = {}  # in memory
         self._fresh: set[int] = set()  # those that no segment holds
@@ -42,7 +40,7 @@ class ClientMemory:
         """The client's state; before its first visit, a fresh one."""
         self._like = w[:0]
         if client in self._states:
-            return _cast(self._states[client], w.dtype) if self._dtype else self._states[client]
+            return self._states[client]
         if client not in self._where:
             return self._init(w)
         return self._stored(client, w)
@@ -59,9 +57,8 @@ class ClientMemory:
     def commit(self) -> None:
         """The round is done: what it wrote counts."""
         for client, state in self._pending.items():
-            kept = _cast(state, self._dtype) if self._dtype else state
-            self._bytes += size(kept) - size(self._states.get(client, ()))
-            self._states[client] = kept
+            self._bytes += size(state) - size(self._states.get(client, ()))
+            self._states[client] = state
             self._fresh.add(client)
         self._pending.clear()
         if self._store is not None and self._bytes > self._budget:
@@ -115,8 +112,7 @@ class ClientMemory:
         assert self._store is not None
         name, structure = self._where[client]
         store = self._store
-        state = decode(structure, self._init(w), lambda key: store.read(name, key), {})
-        return _cast(state, w.dtype) if self._dtype else state
+        return decode(structure, self._init(w), lambda key: store.read(name, key), {})
 
     def load(self, store: Segments, segments: list[str], w: Vector) -> None:
         """Become the memory that was saved in these segments."""
@@ -126,16 +122,6 @@ class ClientMemory:
             self._where.update((int(client), (name, about[client])) for client in about)
         if self._budget == float("inf"):
             self._states = {client: self._stored(client, w) for client in self._where}
-
-
-def _cast(state: Any, dtype: torch.dtype) -> Any:
-    """The state with its vectors in another precision."""
-    if isinstance(state, Tensor):
-        return state.to(dtype)
-    if not isinstance(state, tuple):
-        return state
-    branches = [_cast(branch, dtype) for branch in state]
-    return type(state)(*branches) if hasattr(state, "_fields") else tuple(branches)
 
 
 def _names(structure: Json) -> Iterator[str]:

@@ -56,7 +56,7 @@ def make_plan(
     kept = 2 if settings.store_dtype == "bfloat16" else 4
     window = max(a.history for a in watched) * d * kept
     visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
-    clients = visits * size(algorithm.client_init(trained)) * kept // 4
+    clients = visits * size(algorithm.client_init(trained))
     model = 4 * d
     budget = float("inf") if settings.client_memory_gb is None else settings.client_memory_gb * 1e9
     memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
@@ -77,8 +77,8 @@ def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
         advice.append("window_store=files")
     if plan.clients and settings.client_memory_gb is None:
         advice.append("client_memory_gb=1")
-    smaller = ["store_dtype=bfloat16"] if settings.store_dtype == "float32" else []
-    smaller += ["a smaller window"] if plan.window else []
+    smaller = ["a smaller window"] if plan.window else []
+    smaller += ["store_dtype=bfloat16"] if plan.window and settings.store_dtype == "float32" else []
     check(
         plan.memory <= free,
         f"The run needs {gigabytes(plan.memory)} of memory, but {gigabytes(free)} are free. "

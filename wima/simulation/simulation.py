@@ -68,13 +68,11 @@ class Simulation:
         self.between_rounds = True  # all state is that after t rounds
         self._closed, self._schedule, self._cohorts = False, schedule, cohorts
         self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
-        self.store, dtype = storage.store, storage.dtype
-        self.state: RoundState = first_state(
-            setup, store=self.store, budget=storage.client_bytes, dtype=dtype
-        )
+        self.store = storage.store
+        self.state: RoundState = first_state(setup, store=self.store, budget=storage.client_bytes)
         self._largest_norm = options.diverged * max(1.0, _norm(self.state.w))
         layout = setup.task.layout
-        ring = {"mapped": self.store if storage.mapped_window else None, "dtype": dtype}
+        ring = {"mapped": self.store if storage.mapped_window else None, "dtype": storage.dtype}
         self.watch = Watch(averagers, self.state.w, layout.mask if layout else None, **ring)
         models = len(self.watch.averagers)
         self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
