@@ -14,6 +14,7 @@ from wima.averaging import Averager, Last
 from wima.core.errors import check
 from wima.core.machine import memory_available
 from wima.runs.settings import Settings
+from wima.storage.ring import BLOCK
 from wima.storage.states import size
 from wima.task.task import Task
 
@@ -26,7 +27,7 @@ class Plan(NamedTuple):
     window: int  # past models
     clients: int  # what clients remember
     memory: int  # of all that, what is in memory
-    disk: int  # two checkpoints
+    disk: int  # checkpoints, records and final models
 
     def in_words(self, settings: Settings) -> str:
         """The plan in words."""
@@ -38,10 +39,8 @@ class Plan(NamedTuple):
         parts += [f"past models {gigabytes(self.window)} ({where})"] if self.window else []
         if self.clients:
             parts.append(f"clients' memory up to {gigabytes(self.clients)} ({limit})")
-        disk = "No checkpoints."
-        if self.disk:
-            disk = f"Disk: checkpoints up to {gigabytes(self.disk)}."
-        return f"Memory: {', '.join(parts)}; {gigabytes(self.memory)} in all. {disk}"
+        needed = f"Memory: {', '.join(parts)}; {gigabytes(self.memory)} in all."
+        return f"{needed} Disk: up to {gigabytes(self.disk)}."
 
 
 def make_plan(
@@ -61,17 +60,43 @@ def make_plan(
     budget = float("inf") if settings.client_memory_gb is None else settings.client_memory_gb * 1e9
     memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
     memory += int(min(clients, budget))
-    checkpoints = settings.checkpoint_every or settings.checkpoint_minutes
-    files = settings.window_store == "files" or settings.client_memory_gb is not None
-    disk = 2 * (3 * model + averages + window + clients) if checkpoints or files else 0
+    disk = _records(settings, len(watched)) + len(watched) * model
+    if settings.checkpoint_every or settings.checkpoint_minutes:
+        states = size(algorithm.init(trained)) + 2 * model  # a server optimizer has at most two
+        disk += 3 * (model + states + averages)  # while a checkpoint is written, there are three
+        disk += _ring_disk(settings, window, kept * d) + _clients_disk(settings, clients, visits)
+    else:
+        disk += window if settings.window_store == "files" else 0
+        disk += 2 * clients if settings.client_memory_gb is not None else 0
     return Plan(model, averages, window, clients, memory, disk)
+
+
+def _records(settings: Settings, models: int) -> int:
+    """Two copies of the records, and the times."""
+    return settings.rounds * (2 * (100 + 8 * settings.clients_per_round + 100 * models) + 50)
+
+
+def _ring_disk(settings: Settings, window: int, row: int) -> int:
+    """Three checkpoints share the past models that all of them need.
+
+    A segment stays as long as one of its models is needed: with `files` it has up to eight.
+    """
+    every = (settings.checkpoint_every or settings.rounds) * row
+    whole_segments = 3 * BLOCK * row if window and settings.window_store == "files" else 0
+    return window + 3 * min(every, window) + whole_segments
+
+
+def _clients_disk(settings: Settings, clients: int, visits: int) -> int:
+    """Half of a segment may be out of date; three checkpoints share what is not."""
+    between = (settings.checkpoint_every or settings.rounds) * settings.clients_per_round
+    return 2 * clients + 2 * clients * min(between, visits) // max(1, visits)
 
 
 def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
     """Refuse a run that cannot fit, naming the settings that would make it smaller."""
     free, usage = memory_available(), shutil.disk_usage(_existing(folder))
     # A pseudo file system such as /proc reports a size of 0; writing there fails by itself.
-    disk = usage.free if usage.total else plan.disk
+    disk = usage.free + _bytes_in(folder) if usage.total else plan.disk
     advice = []
     if plan.window and settings.window_store == "memory":
         advice.append("window_store=files")
@@ -79,6 +104,8 @@ def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
         advice.append("client_memory_gb=1")
     smaller = ["a smaller window"] if plan.window else []
     smaller += ["store_dtype=bfloat16"] if plan.window and settings.store_dtype == "float32" else []
+    if folder.parent.exists():  # a run that was begun: its result must stay the same
+        smaller = []
     check(
         plan.memory <= free,
         f"The run needs {gigabytes(plan.memory)} of memory, but {gigabytes(free)} are free. "
@@ -88,8 +115,13 @@ def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
         plan.disk <= disk,
         f"The run needs up to {gigabytes(plan.disk)} on the disk of {folder}, but "
         f"{gigabytes(disk)} are free. Settings that need less: "
-        f"{', '.join([*smaller, 'checkpoint_every=0 with checkpoint_minutes=0'])}.",
+        f"{', '.join([*smaller, 'checkpoint_every=0 checkpoint_minutes=0'])}.",
     )
+
+
+def _bytes_in(folder: Path) -> int:
+    """What the run itself takes already, and will write over."""
+    return sum(file.stat().st_size for file in folder.glob("*"))
 
 
 def _existing(folder: Path) -> Path:
