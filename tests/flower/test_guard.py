@@ -19,6 +19,7 @@ from tests.helpers.federations import (
     settings_of,
     simulated,
 )
+from tests.helpers.npy import npy
 from wima.core.errors import RunError, UsageError
 from wima.flower import Options
 from wima.flower.app.updates import Update, too_long
@@ -90,10 +91,13 @@ def examples(number):
     return spoil
 
 
-def broken_bytes(reply):
-    array = reply.content["update"]["delta"]
-    reply.content["update"]["delta"] = Array(array.dtype, array.shape, array.stype, b"nonsense")
-    return reply
+def with_bytes(data: bytes):
+    def spoil(reply):
+        array = reply.content["update"]["delta"]
+        reply.content["update"]["delta"] = Array(array.dtype, array.shape, array.stype, data)
+        return reply
+
+    return spoil
 
 
 SPOILT = {
@@ -111,7 +115,8 @@ SPOILT = {
     "no-examples": (examples(0), "expected a number of examples, got 0"),
     "negative-examples": (examples(-5), "got -5"),
     "half-an-example": (examples(0.5), "got 0.5"),
-    "bytes": (broken_bytes, "its arrays cannot be read"),
+    "bytes": (with_bytes(b"nonsense"), "its arrays cannot be read"),
+    "huge": (with_bytes(npy(f"({10**13},)")), f"expected {4 * 10**13} bytes"),
 }
 
 

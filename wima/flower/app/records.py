@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor
 
 from wima.algorithms.base import State
+from wima.flower.arrays import to_numpy
 from wima.storage.states import decode, encode
 
 
@@ -21,7 +22,7 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 def to_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
     """The tensors of a record."""
-    return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    return {name: torch.from_numpy(to_numpy(array)) for name, array in arrays.items()}
 
 
 def pack(state: State) -> tuple[ArrayRecord, str]:

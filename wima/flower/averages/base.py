@@ -14,7 +14,7 @@ import torch
 
 from wima.averaging import Averager, named
 from wima.core.checks import check_count, check_one_of
-from wima.core.errors import UsageError, check, unknown
+from wima.core.errors import RunError, UsageError, check, unknown
 from wima.flower.averages import state
 from wima.flower.averages.models import Arrays, Models, log
 from wima.flower.averages.serving import Serve, Serving
@@ -105,7 +105,11 @@ class Averaging(Generic[Packed]):
 
     def add(self, t: int, packed: Packed) -> None:
         """Take in the global model of round t."""
-        added = self._models.add(t, self._unpack(packed))
+        try:
+            arrays = self._unpack(packed)
+        except ValueError as error:
+            raise RunError(f"Round {t}: the model cannot be read: {error}.") from None
+        added = self._models.add(t, arrays)
         if added and self.seen % self._save_every == 0:
             self.save()
 

@@ -16,7 +16,6 @@ from flwr.common import (
     Parameters,
     Scalar,
     ndarrays_to_parameters as to_parameters,
-    parameters_to_ndarrays as to_arrays,
 )
 from flwr.server import strategy as strategies
 from flwr.server.client_manager import ClientManager
@@ -27,6 +26,7 @@ from flwr.server.strategy import (
 
 from wima.averaging import Averager
 from wima.core.errors import check
+from wima.flower.arrays import from_bytes
 from wima.flower.averages import base
 from wima.flower.averages.models import Arrays
 
@@ -57,7 +57,7 @@ def _pack(arrays: Arrays) -> Parameters:
 
 
 def _unpack(parameters: Parameters) -> Arrays:
-    return {str(k): array for k, array in enumerate(to_arrays(parameters))}
+    return {str(k): array for k, array in enumerate(map(from_bytes, parameters.tensors))}
 
 
 # The instance's own class comes between in the order of methods; FedAvg stands for it.

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import (
 
 from wima.averaging import Averager
 from wima.core.errors import UsageError, check
+from wima.flower.arrays import to_numpy
 from wima.flower.averages import base
 from wima.flower.averages.models import Arrays, log
 
@@ -48,7 +49,7 @@ def _pack(arrays: Arrays) -> ArrayRecord:
 
 
 def _unpack(record: ArrayRecord) -> Arrays:
-    return {name: array.numpy() for name, array in record.items()}  # copies
+    return {name: to_numpy(array) for name, array in record.items()}  # copies
 
 
 # The instance's own class comes between in the order of methods; FedAvg stands for it.
