@@ -179,11 +179,8 @@ def test_a_senseless_gradient_keeps_the_client_out_of_mimes_round(tmp_path, capl
 
 
 def test_every_rejection_counts(tmp_path, caplog):
-    def always(node, message, reply):
-        return one_nan(reply) if node == BAD and message.metadata.group_id else reply
-
     settings = everyone(tmp_path)
-    strategy, run = over(LocalGrid(len(SIZES), always), settings, tmp_path / "run")
+    strategy, run = over(LocalGrid(len(SIZES), always(one_nan)), settings, tmp_path / "run")
     assert strategy.rejected == settings.rounds
     assert "rejected so far: 5" in caplog.text
     assert_same(models_of(run, settings), simulated_without(3, [1, 2, 3, 4, 5], settings))
@@ -202,6 +199,54 @@ def test_without_the_guard_no_update_is_too_long(tmp_path):
     settings = everyone(tmp_path, diverged=1e9)
     strategy, _ = over(grid, settings, tmp_path / "run", robust=False)
     assert strategy.rejected == 0
+
+
+def always(*spoils):
+    """Spoil every update of one node."""
+
+    def change(node, message, reply):
+        if node == BAD and message.metadata.group_id:
+            for spoil in spoils:
+                reply = spoil(reply)
+        return reply
+
+    return change
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "mime"])
+def test_a_claim_of_more_examples_than_the_data_set_has_changes_nothing(
+    algorithm, tmp_path, caplog
+):
+    settings = everyone(tmp_path, algorithm=algorithm)
+    grid = LocalGrid(len(SIZES), always(examples(2**40)))
+    _, run = over(grid, settings, tmp_path / "run")
+    assert_same(models_of(run, settings), simulated(settings)[1])
+    (warning,) = [r.getMessage() for r in caplog.records if "claims" in r.getMessage()]
+    assert f"Node 103 (client 3) claims {2**40} examples and counts with {SIZES[3]}" in warning
+
+
+def test_a_hostile_update_gains_nothing_by_its_claim(tmp_path):
+    settings, backwards = everyone(tmp_path), scaled(-1.0, "delta", "extra")
+    runs = [
+        over(LocalGrid(len(SIZES), always(*spoils)), settings, tmp_path / name)[1]
+        for name, spoils in {"honest": [backwards], "lie": [backwards, examples(2**40)]}.items()
+    ]
+    honest, lie = (models_of(run, settings) for run in runs)
+    assert_same(lie, honest)
+
+
+def test_most_examples_limits_nodes_with_data_of_their_own(tmp_path):
+    settings = everyone(tmp_path)
+    claims = {"honest": 30, "lie": 2**40}
+    runs = {
+        name: over(
+            LocalGrid(len(SIZES), always(examples(n))), settings, tmp_path / name, most_examples=30
+        )[1]
+        for name, n in claims.items()
+    }
+    honest, lie = (models_of(run, settings) for run in runs.values())
+    assert_same(lie, honest)
+    assert not torch.equal(honest["plain"], simulated(settings)[1]["plain"])  # 30, not 5
 
 
 def updates(*norms: float) -> dict[int, Update]:
@@ -236,7 +281,14 @@ def test_the_limit_grows_with_the_model_where_there_is_no_median():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"largest_norm": 0.5}, {"robust": 1}, {"min_nodes": 0}, {"round_seconds": 0}]
+    "wrong",
+    [
+        {"largest_norm": 0.5},
+        {"robust": 1},
+        {"min_nodes": 0},
+        {"round_seconds": 0},
+        {"most_examples": -1},
+    ],
 )
 def test_options_are_checked(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong)).replace("_", "-")):

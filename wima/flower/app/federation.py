@@ -82,6 +82,7 @@ class Federation(Strategy, Engine):
         self._now: Current
         self._after: RoundState
         self._empty = 0  # rounds in a row without a usable update
+        self._cut: set[int] = set()  # nodes that claimed more examples than agreed
 
     def start(
         self,
@@ -155,7 +156,7 @@ class Federation(Strategy, Engine):
         now, trained = self._now, len(self._trained())
         replies = self._ask(self._messages(GRADIENT, arrays, config))
         updates = self._updates(replies, {"gradient": trained})
-        gradients = ((self._weight(u), u.vectors["gradient"]) for u in updates.values())
+        gradients = ((self._weight(i, u), u.vectors["gradient"]) for i, u in updates.items())
         server = observed(self._setup, now.server, now.t, gradients)
         self._now = now._replace(server=server, nodes={i: now.nodes[i] for i in updates})
 
@@ -241,15 +242,27 @@ class Federation(Strategy, Engine):
             state.memory.write(i, Counted(t))
             vectors = {name: v.to(state.w.device) for name, v in update.vectors.items()}
             extra, rest = vectors.get("extra"), vectors.get("rest")
-            received.add(self._weight(update), vectors["delta"], extra, rest)
+            received.add(self._weight(i, update), vectors["delta"], extra, rest)
         means = received.means()
         return state if means is None else step(self._setup, state, server, means, t)
 
     def _trained(self) -> Vector:
         return self._now.state.w[: self._setup.trained]
 
-    def _weight(self, update: Update) -> float:
-        return float(update.examples) if self._setup.weighting == "examples" else 1.0
+    def _weight(self, i: int, update: Update) -> float:
+        """The examples of a client, but no more than agreed: it could claim any number."""
+        if self._setup.weighting != "examples":
+            return 1.0
+        most = self.options.most_examples or self._setup.task.data.size(i)
+        node = self._now.nodes[i]
+        if update.examples > most and node not in self._cut:
+            self._cut.add(node)
+            log.warning(
+                "Node %d (client %d) claims %d examples and counts with %d; if nodes bring their "
+                "own data, set most-examples.",
+                *(node, i, update.examples, most),
+            )
+        return float(min(update.examples, most))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

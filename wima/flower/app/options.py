@@ -22,6 +22,8 @@ class Options:
     round_seconds: how long a round waits for answers; who is later is left out of the round.
     robust: leave out updates that make no sense, and say so; else such an update ends the run.
     largest_norm: an update makes no sense if it is so many times longer than those of the others.
+    most_examples: a client that claims more examples counts with this many; 0: with as many as it
+    has in the data set of the settings.
     """
 
     start_nodes: int = 0
@@ -30,6 +32,7 @@ class Options:
     round_seconds: float = 600.0
     robust: bool = True
     largest_norm: float = 1000.0
+    most_examples: int = 0
 
     def __post_init__(self) -> None:
         check_count("start-nodes", self.start_nodes, least=0)
@@ -38,6 +41,7 @@ class Options:
         check_rate("round-seconds", self.round_seconds)
         check_switch("robust", self.robust)
         check_range("largest-norm", self.largest_norm, above=1)
+        check_count("most-examples", self.most_examples, least=0)
 
 
 class Order(NamedTuple):

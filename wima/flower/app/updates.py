@@ -13,8 +13,6 @@ from wima.core.vector import Vector
 from wima.engine.base import is_finite
 from wima.flower.app.records import to_tensors
 
-MOST_EXAMPLES = 2**40
-
 
 class Update(NamedTuple):
     """What a client sends: vectors by name, and the number of its examples."""
@@ -41,7 +39,7 @@ def read_update(reply: Message, sizes: Mapping[str, int]) -> Update:
     for name, vector in vectors.items():
         _check_vector(name, vector, sizes[name])
     examples = visit.get("examples")
-    if type(examples) is not int or not 0 < examples <= MOST_EXAMPLES:
+    if type(examples) is not int or examples < 1:
         raise Rejected(f"expected a number of examples, got {examples!r:.60}")
     return Update(vectors, examples)
 
