@@ -16,7 +16,7 @@ from tests.helpers.federations import (
     simulated,
 )
 from wima.core.errors import RunError, UsageError
-from wima.runs.launch import resume
+from wima.runs.launch import Interrupted, resume
 
 
 def test_a_node_that_lost_its_memory_starts_anew_and_says_so(tmp_path, caplog):
@@ -110,8 +110,81 @@ def test_two_nodes_of_one_client_count_once_and_strangers_not_at_all(tmp_path, c
     _, expected = simulated(settings)
     _, run = over(grid, settings, tmp_path / "run")
     assert_same(models_of(run, settings), expected)
-    assert "Node 105 is client 1, which another node is already" in caplog.text
+    assert "Node 105 says that it is client 1, as node 101 did before" in caplog.text
     assert "Node 106 does not say which client it is" in caplog.text
+
+
+IMPOSTOR = 50  # a smaller number than that of any honest node
+
+
+def let_in(grid: LocalGrid, client: int) -> None:
+    """Let a node in that says it is this client, and is listed before all others."""
+    context = LocalGrid(client + 1).contexts[100 + client]
+    grid.contexts = {IMPOSTOR: context, **grid.contexts}
+
+
+def trained(grid: LocalGrid, node: int) -> int:
+    return sum(sent == (node, "train") for sent in grid.sent)
+
+
+def test_a_node_that_claims_a_client_later_does_not_take_its_place(tmp_path, caplog):
+    settings = settings_of(tmp_path, clients_per_round=5)
+    grid = LocalGrid(len(SIZES))
+
+    def join(node, message, reply):
+        if message.metadata.group_id == "2" and IMPOSTOR not in grid.contexts:
+            let_in(grid, client=1)
+        return reply
+
+    grid.spoil = join
+    _, run = over(grid, settings, tmp_path / "run")
+    assert "Node 50 says that it is client 1, as node 101 did before" in caplog.text
+    assert trained(grid, 101) == settings.rounds and not trained(grid, IMPOSTOR)
+    assert_same(models_of(run, settings), simulated(settings)[1])
+
+
+def test_nor_does_it_after_a_restart_of_the_server(tmp_path):
+    settings = settings_of(tmp_path, clients_per_round=5)
+
+    def kill(node, message, reply):
+        if message.metadata.group_id == "3":
+            raise KeyboardInterrupt
+        return reply
+
+    grid = LocalGrid(len(SIZES), kill)
+    with pytest.raises(Interrupted):
+        over(grid, settings, tmp_path / "run")
+    grid = LocalGrid(len(SIZES))
+    let_in(grid, client=1)
+    _, run = over(grid, settings, tmp_path / "run")
+    assert trained(grid, 101) == 3 and not trained(grid, IMPOSTOR)
+    assert_same(models_of(run, settings), simulated(settings)[1])
+
+
+def test_a_second_node_takes_part_while_the_first_is_away_but_not_while_it_is_busy(tmp_path):
+    settings = settings_of(tmp_path, clients_per_round=5, rounds=8)
+    grid, held = LocalGrid(len(SIZES) + 1), []
+    grid.contexts[105].node_config["partition-id"] = 1
+
+    def move(node, message, reply):
+        t = message.metadata.group_id
+        if (node, t) == (101, "2"):
+            held.append(reply)
+            return None  # busy in round 3
+        if t == "3" and held:
+            late = held.pop()
+            grid._replies[late.metadata.reply_to_message_id] = late
+        if t == "4" and 101 in grid.contexts:
+            held.append(grid.contexts.pop(101))  # away from round 5 on
+        if t == "6" and held:
+            grid.contexts[101] = held.pop()
+        return reply
+
+    grid.spoil = move
+    _, run = over(grid, settings, tmp_path / "run", round_seconds=0.2)
+    assert [r["t"] for r in run.records if 1 not in r["cohort"]] == [3]
+    assert trained(grid, 105) == 2  # rounds 5 and 6
+    assert trained(grid, 101) == 5
 
 
 def test_a_node_without_partition_id_is_told_what_to_do(tmp_path, caplog):

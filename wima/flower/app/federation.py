@@ -125,7 +125,8 @@ class Federation(Strategy, Engine):
 
     def _engine(self, setup: Setup) -> Federation:
         self._setup = setup
-        self._roster = Roster(self._grid, setup.task.data.num_clients, self.options)
+        clients, file = setup.task.data.num_clients, self.out / "nodes.json"
+        self._roster = Roster(self._grid, clients, self.options, file)
         return self
 
     def _cohort(self, seed: int, t: int) -> list[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -14,6 +16,7 @@ from wima.core.errors import RunError
 from wima.core.randomness import rng
 from wima.flower.app.options import Options
 from wima.flower.app.records import entry
+from wima.storage.files import replace_text
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE = 0.5  # seconds between two looks for answers
@@ -29,10 +32,16 @@ class Answers(NamedTuple):
 
 
 class Roster:
-    """Keeps track of nodes as they come and go, and talks to them."""
+    """Keeps track of nodes as they come and go, and talks to them.
 
-    def __init__(self, grid: Grid, clients: int, options: Options) -> None:
-        self._grid, self._clients, self._options = grid, clients, options
+    Of several nodes that say they are one client, the first to say so takes part, and a later one
+    only while the earlier ones are away.  file: where that order outlives the server.
+    """
+
+    def __init__(self, grid: Grid, clients: int, options: Options, file: Path) -> None:
+        self._grid, self._clients, self._options, self._file = grid, clients, options, file
+        claims = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        self._claims: dict[int, int] = dict(claims)  # node -> client, in the order of their claims
         self._client: dict[int, int] = {}  # node -> client
         self._asked: dict[str, int] = {}  # question who it is -> node
         self._late: dict[str, int] = {}  # question that a round gave up -> node
@@ -48,9 +57,12 @@ class Roster:
 
     def connected(self) -> dict[int, int]:
         """Client -> node, of those that can be asked to train."""
-        busy = set(self._late.values())
-        nodes = sorted(self._client, reverse=True)  # of two nodes with one client, the first counts
-        return {self._client[node]: node for node in nodes if node not in busy}
+        busy = {*self._late.values(), *self._asked.values()}
+        first: dict[int, int] = {}
+        for node, client in self._claims.items():
+            if node in self._client or node in busy:
+                first.setdefault(client, node)
+        return {client: node for client, node in first.items() if node not in busy}
 
     def ask(self, messages: list[Message]) -> Answers:
         """Send messages; the answers that came in time.  Who leaves is not waited for."""
@@ -134,9 +146,18 @@ class Roster:
             log.warning("Node %d does not say which client it is: %s", node, error)
             self._refused.add(node)
             return
-        if client in self._client.values():
-            log.warning("Node %d is client %d, which another node is already.", node, client)
         self._client[node] = client
+        if self._claims.get(node) != client:
+            self._claims.pop(node, None)  # so that it comes last
+            self._claims[node] = client
+            replace_text(self._file, json.dumps(list(self._claims.items())))
+        first = next(n for n, c in self._claims.items() if c == client)
+        if first != node:
+            log.warning(
+                "Node %d says that it is client %d, as node %d did before; it takes part only "
+                "while that one is away.",
+                *(node, client, first),
+            )
 
     def _push(self, messages: list[Message]) -> dict[str, int]:
         """Send messages; id -> node, of those that were sent."""
