@@ -10,8 +10,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
-from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server import LegacyContext, ServerConfig
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import LegacyContext, ServerConfig, SimpleClientManager
 from flwr.server.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     DPFedAvgFixed,
@@ -167,6 +167,42 @@ def test_the_average_of_private_models_is_allowed():
     strategy = averaged_legacy(private, WIMA(W))
     play(strategy)
     assert strategy.averaging.seen == ROUNDS
+
+
+class Nobody(SimpleClientManager):
+    """There is no client to wait for."""
+
+    def sample(self, *args, **settings):
+        return []
+
+
+def fit(strategy, parameters, rounds: int):
+    """Rounds as Flower counts them, with all clients."""
+    for t in range(1, rounds + 1):
+        strategy.configure_fit(t, parameters, Nobody())
+        before = parameters_to_ndarrays(parameters)
+        sent = [ndarrays_to_parameters(update(k, before)) for k in range(NODES)]
+        ok = Status(Code.OK, "")
+        results = [(None, FitRes(ok, p, n, {})) for p, n in zip(sent, SIZES, strict=True)]
+        parameters, _ = strategy.aggregate_fit(t, results, [])
+    return parameters
+
+
+@pytest.mark.parametrize("name", ["FedAvgM", "FedAdam"])
+def test_a_restarted_server_goes_on_with_the_memory_of_its_strategy(name, tmp_path):
+    def make(start, **options):
+        given = {**settings(), "initial_parameters": start}
+        return averaged_legacy(STRATEGIES[name](**given), WIMA(W), **options)
+
+    start = ndarrays_to_parameters(INITIAL)
+    whole, first = make(start), make(start, folder=tmp_path)
+    fit(whole, start, 6)
+    newest = fit(first, start, 3)
+    first.averaging.close()
+    again = make(newest, folder=tmp_path)
+    fit(again, again.averaging.model("plain"), 3)
+    for model in ("plain", f"wima{W}"):
+        assert again.averaging.model(model).tensors == whole.averaging.model(model).tensors
 
 
 def test_a_strategy_of_the_new_interface_is_refused():

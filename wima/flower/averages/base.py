@@ -11,11 +11,13 @@ from types import ModuleType
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import torch
+from torch import Tensor
 
 from wima.averaging import Averager, named
 from wima.core.checks import check_count, check_one_of
 from wima.core.errors import RunError, UsageError, check, unknown
 from wima.flower.averages import state
+from wima.flower.averages.memory import StrategyMemory
 from wima.flower.averages.models import Arrays, Models, log
 from wima.flower.averages.serving import Serve, Serving
 from wima.flower.grid.generators import preserved
@@ -49,6 +51,7 @@ class Averaging(Generic[Packed]):
 
     def __init__(
         self,
+        strategy: Any,
         averagers: Averager | Sequence[Averager],
         pack: Callable[[Arrays], Packed],
         unpack: Callable[[Packed], Arrays],
@@ -64,6 +67,7 @@ class Averaging(Generic[Packed]):
         check_count("save_every", self._save_every)
         keys = ("serve", "patience", "metric", "lower_is_better")
         self.serving = Serving(**{key: options[key] for key in keys if key in options})  # type: ignore[literal-required]
+        self._memory = StrategyMemory(strategy)
         self._store = _open(options)
         self._models = Models(
             named([averagers] if isinstance(averagers, Averager) else averagers),
@@ -77,13 +81,16 @@ class Averaging(Generic[Packed]):
     def _restore(self, store: Segments) -> None:
         self._unlock = weakref.finalize(self, Lock(store.folder).release)
         try:
-            extra = state.restore(self._models, store)
+            resumed = state.restore(self._models, store)
+            if resumed is not None and "strategy" in resumed.extra:
+                self._memory.decode(resumed.extra["strategy"], resumed.tensor)
         except BaseException:
             self.close()
             raise
-        if extra is not None:
+        if resumed is not None:
             if self.serving.serve == "better":
-                self.serving.average, self.serving.streak = extra["average"], extra["streak"]
+                judged = resumed.extra
+                self.serving.average, self.serving.streak = judged["average"], judged["streak"]
             log.info("Averages go on after %s models, from %s.", self._models.seen, store.folder)
 
     @property
@@ -102,6 +109,12 @@ class Averaging(Generic[Packed]):
             self._models.rounds = rounds
         if not self._models.begun:
             self._models.begin(self._unpack(packed))
+        if self._memory.waiting is not None:
+            self._memory.begin(self._unpack(packed), self._models.newest)
+
+    def round(self, t: int) -> int:
+        """The number of Flower's round t over all servers."""
+        return self._memory.round(t)
 
     def add(self, t: int, packed: Packed) -> None:
         """Take in the global model of round t."""
@@ -109,15 +122,17 @@ class Averaging(Generic[Packed]):
             arrays = self._unpack(packed)
         except ValueError as error:
             raise RunError(f"Round {t}: the model cannot be read: {error}.") from None
-        added = self._models.add(t, arrays)
+        added, self._memory.done = self._models.add(t, arrays), t
         if added and self.seen % self._save_every == 0:
             self.save()
 
     def save(self) -> None:
         """Write the state to the folder, if there is one."""
         if self._store is not None:
-            judged = {key: asdict(self.serving)[key] for key in ("average", "streak")}
-            state.save(self._models, self._store, judged)
+            extra = {key: asdict(self.serving)[key] for key in ("average", "streak")}
+            tensors: dict[str, Tensor] = {}
+            extra["strategy"] = self._memory.encode(tensors)
+            state.save(self._models, self._store, extra, tensors)
 
     def close(self) -> None:
         """Let another server use the folder, as the end of this one does."""

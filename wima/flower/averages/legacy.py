@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 # The older interface lives in flwr.server and flwr.common; it has no other home.
 from flwr.common import (
     EvaluateIns,
+    EvaluateRes,
     FitIns,
     FitRes,
     Parameters,
@@ -48,7 +49,8 @@ def averaged_legacy(
         f"averaged_legacy() takes an instance of flwr.server.strategy.Strategy, got "
         f"{strategy!r:.80}; for one of flwr.serverapp.strategy.Strategy use averaged().",
     )
-    base.subclassed(strategy, _Averaged, base.Averaging(averagers, _pack, _unpack, options))
+    averaging = base.Averaging(strategy, averagers, _pack, _unpack, options)
+    base.subclassed(strategy, _Averaged, averaging)
     return strategy
 
 
@@ -77,7 +79,8 @@ class _Averaged(_Next):
     ) -> list[tuple[ClientProxy, FitIns]]:
         base.refuse_privacy_outside(self, PRIVATE)
         self.averaging.begin(parameters)
-        return super().configure_fit(server_round, parameters, client_manager)
+        t = self.averaging.round(server_round)
+        return super().configure_fit(t, parameters, client_manager)
 
     def aggregate_fit(
         self,
@@ -85,16 +88,26 @@ class _Averaged(_Next):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        parameters, metrics = super().aggregate_fit(server_round, results, failures)
+        t = self.averaging.round(server_round)
+        parameters, metrics = super().aggregate_fit(t, results, failures)
         if parameters is not None and parameters.tensors:
-            self.averaging.add(server_round, parameters)
+            self.averaging.add(t, parameters)
         return parameters, metrics
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        evaluated = self.averaging.for_clients(parameters)
-        return super().configure_evaluate(server_round, evaluated, client_manager)
+        t, evaluated = self.averaging.round(server_round), self.averaging.for_clients(parameters)
+        return super().configure_evaluate(t, evaluated, client_manager)
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        t = self.averaging.round(server_round)
+        return super().aggregate_evaluate(t, results, failures)
 
     def evaluate(
         self, server_round: int, parameters: Parameters

@@ -1,13 +1,13 @@
 """The averages of a Flower server in files, so that a restarted server goes on with its window.
 
-The files are those of a run's checkpoints : a manifest in JSON and
-immutable segments in safetensors, with checksums; the two newest states are kept.
+The files are those of a run's checkpoints: a manifest in JSON and immutable segments in
+safetensors, with checksums; the two newest states are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,17 +16,20 @@ from torch import Tensor
 from wima.core.errors import RunError, UsageError
 from wima.flower.averages.models import Models
 from wima.storage import manifests
-from wima.storage.manifests import MALFORMED, Saved
+from wima.storage.manifests import MALFORMED
 from wima.storage.ring import Ring
 from wima.storage.segments import Segments
 
 
-def save(models: Models, store: Segments, extra: Mapping[str, Any]) -> None:
-    """Write all that the next round's averages depend on; `extra` is any JSON."""
+def save(
+    models: Models, store: Segments, extra: Mapping[str, Any], more: Mapping[str, Tensor]
+) -> None:
+    """Write all that the next round depends on; `extra` is any JSON, `more` its tensors."""
     watch, layout = models.watch, models.layout
     if watch is None or layout is None:
         return
-    tensors = {f"newest {name}": torch.from_numpy(a) for name, a in models.newest.items()}
+    newest = {f"newest {name}": torch.from_numpy(a) for name, a in models.newest.items()}
+    tensors = {**newest, **more}
     rings: dict[str, Ring] = {}
     content = {
         "identity": _identity(models),
@@ -47,9 +50,15 @@ def _identity(models: Models) -> dict[str, Any]:
     }
 
 
-def restore(models: Models, store: Segments) -> dict[str, Any] | None:
-    """Put fresh models where the newest whole state in the folder was; its `extra`, or None if the
-    folder holds no state."""
+class Resumed(NamedTuple):
+    """What was saved besides the models."""
+
+    extra: dict[str, Any]
+    tensor: Callable[[str], Tensor]
+
+
+def restore(models: Models, store: Segments) -> Resumed | None:
+    """Put fresh models where the newest whole state in the folder was; None if there is none."""
     found, wrong = manifests.find(store)
     if not found and wrong:
         raise RunError(f"No state in {store.folder} is whole: {'; '.join(wrong)}.")
@@ -63,20 +72,21 @@ def restore(models: Models, store: Segments) -> dict[str, Any] | None:
                 f"{store.folder} holds averages with {key} = {identity.get(key)}, asked for are "
                 f"{asked}; give the same, or another folder."
             )
+
+    def tensor(name: str) -> Tensor:
+        return store.read(found[0].content["vectors"], name)
+
     try:
-        _restore(models, store, found[0])
+        _restore(models, store, found[0].content, tensor)
     except MALFORMED as error:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"The state in {store.folder} does not fit: {reason}") from error
-    return found[0].extra
+    return Resumed(found[0].extra, tensor)
 
 
-def _restore(models: Models, store: Segments, saved: Saved) -> None:
-    content = saved.content
-
-    def tensor(name: str) -> Tensor:
-        return store.read(content["vectors"], name)
-
+def _restore(
+    models: Models, store: Segments, content: Mapping[str, Any], tensor: Callable[[str], Tensor]
+) -> None:
     newest = {name: tensor(f"newest {name}").numpy() for name in content["arrays"]["newest"]}
     models.lay_out(content["arrays"]["averaged"], newest)
     models.newest = {name: np.array(array) for name, array in newest.items()}

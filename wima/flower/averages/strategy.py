@@ -40,7 +40,8 @@ def averaged(
         f"averaged() takes an instance of flwr.serverapp.strategy.Strategy, got {strategy!r:.80}; "
         "for one of flwr.server.strategy.Strategy use averaged_legacy().",
     )
-    base.subclassed(strategy, _Averaged, base.Averaging(averagers, _pack, _unpack, options))
+    averaging = base.Averaging(strategy, averagers, _pack, _unpack, options)
+    base.subclassed(strategy, _Averaged, averaging)
     return strategy
 
 
@@ -113,18 +114,24 @@ class _Averaged(_Next):
     ) -> Iterable[Message]:
         base.refuse_privacy_outside(self, PRIVATE)
         self.averaging.begin(arrays)
-        return super().configure_train(server_round, arrays, config, grid)
+        return super().configure_train(self.averaging.round(server_round), arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        arrays, metrics = super().aggregate_train(server_round, replies)
+        t = self.averaging.round(server_round)
+        arrays, metrics = super().aggregate_train(t, replies)
         if arrays:  # nothing, if all clients failed
-            self.averaging.add(server_round, arrays)
+            self.averaging.add(t, arrays)
         return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        evaluated = self.averaging.for_clients(arrays)
-        return super().configure_evaluate(server_round, evaluated, config, grid)
+        t, evaluated = self.averaging.round(server_round), self.averaging.for_clients(arrays)
+        return super().configure_evaluate(t, evaluated, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return super().aggregate_evaluate(self.averaging.round(server_round), replies)
