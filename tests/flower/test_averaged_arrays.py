@@ -92,3 +92,8 @@ def test_what_is_given_is_copied():
     for _ in range(2):
         average = strategy.averaging.model("wima2")
         assert (average.pop("w").numpy() == expected.astype(np.float32)).all()
+
+
+def test_a_window_that_memory_cannot_hold_is_refused_with_what_helps():
+    with pytest.raises(UsageError, match=r"models need .* GB is free\. .*window_store='files'"):
+        feed(averaged(FedAvg(), WIMA(10**12)), drawn(1))

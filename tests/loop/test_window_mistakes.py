@@ -46,6 +46,17 @@ def test_a_file_that_the_disk_cannot_hold_is_refused_at_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_window_that_memory_cannot_hold_is_refused_at_once(monkeypatch):
+    needed = r"The last \d+ models need \d+\.\d GB of memory, but"
+    with pytest.raises(wima.UsageError, match=rf"{needed} \d+\.\d GB is free\. .*folder="):
+        wima.WindowAverage(net(), window=10**12)
+    with pytest.raises(wima.UsageError, match=needed):
+        wima.ArrayWindow(window=10**12).update(torch.ones(1000))
+    monkeypatch.setattr("wima.storage.ring.memory_available", lambda: float("inf"))
+    with pytest.raises(wima.UsageError, match=f"{needed} there is not as much free"):
+        wima.WindowAverage(net(), window=10**12)
+
+
 def test_changes_of_the_model_are_named():
     model = Odd([((2,), torch.float32, "trained"), ((3,), torch.float32, "frozen")])
     average = wima.WindowAverage(model, 3)

@@ -65,3 +65,10 @@ def test_the_signature_of_simulate_shows_every_option_once():
 def test_an_unknown_option_is_refused_with_the_nearest_known_one():
     with pytest.raises(wima.UsageError, match=r"Unknown option 'epoch'; did you mean 'epochs'\?"):
         wima.simulate(least_squares(), epoch=2)
+
+
+def test_a_window_that_memory_cannot_hold_is_refused_with_what_helps():
+    with pytest.raises(
+        wima.UsageError, match=r"models need .* GB is free\. .*storage= of simulate"
+    ):
+        wima.simulate(least_squares(), averagers=[wima.WIMA(10**12)], **SHORT)

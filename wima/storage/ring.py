@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from math import inf, prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from wima.core.errors import UsageError
+from wima.core.machine import memory_available
 from wima.core.vector import Vector
 from wima.storage.segments import PART, Segments, mapped_file
 
@@ -37,7 +41,7 @@ class Ring:
         self._size, self._row_bytes = like.numel(), like.numel() * self.dtype.itemsize
         shape = (0 if mapped else length, like.numel())
         if folder is None:
-            self.rows = torch.empty(shape, dtype=self.dtype, device=like.device)
+            self.rows = _reserved(shape, self.dtype, like.device)
         else:
             self.rows = mapped_file(folder, shape, self.dtype)
         self.count = 0  # vectors pushed so far
@@ -118,6 +122,21 @@ class Ring:
         if self._mapped is None:
             for n in live:
                 self.rows[n % self.length].copy_(store.read(self._where[n], str(n)))
+
+
+def _reserved(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for so many vectors, if there is enough."""
+    needed, here = prod(shape) * dtype.itemsize, device.type == "cpu"
+    free = memory_available() if here else inf
+    if needed <= free:
+        with contextlib.suppress(RuntimeError):  # how torch says that there is not enough
+            return torch.empty(shape, dtype=dtype, device=device)
+    known = f"{free / 1e9:.1f} GB is" if needed > free else "there is not as much"
+    raise UsageError(
+        f"The last {shape[0]} models need {needed / 1e9:.1f} GB of memory, but {known} free. Keep "
+        "them in files (folder= of WindowAverage and ArrayWindow, window_store='files' of runs and "
+        "averaged(), storage= of simulate) or in bfloat16, or choose a smaller window."
+    )
 
 
 def _add(total: Vector, vectors: Sequence[Vector]) -> None:
