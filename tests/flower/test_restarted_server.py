@@ -140,10 +140,18 @@ def test_a_run_from_another_model_starts_with_a_fresh_strategy(tmp_path, caplog)
 
 
 def test_what_cannot_be_resumed_is_named(tmp_path, caplog):
-    strategy, other = FedAdam(), FedAdam()
-    strategy.dice = random.Random(0)
-    restarted(tmp_path / "dice", strategy, other)
-    assert "dice of FedAdam cannot be saved: it begins anew" in caplog.text
+    strategy, circle = FedAdam(), []
+    circle.append(circle)
+    others = {
+        "dice": random.Random(0),
+        "circle": circle,
+        "texts": np.array(["a"]),
+        "sparse": torch.eye(2).to_sparse(),
+    }
+    vars(strategy).update(others)
+    restarted(tmp_path / "others", strategy, FedAdam())
+    for name in others:
+        assert f"{name} of FedAdam cannot be saved: it begins anew" in caplog.text
     restarted(tmp_path / "other", FedAdam(), FedYogi())
     assert "The saved strategy is FedAdam: FedYogi begins anew" in caplog.text
 

@@ -147,7 +147,7 @@ def _trees(strategy: Any) -> tuple[dict[str, Any], list[str]]:
             continue
         try:
             found[name] = _tree(value)
-        except TypeError:
+        except (TypeError, ValueError, RecursionError):
             lost.append(name)
     if inside is not None:
         trees, others = _trees(inside)
@@ -157,13 +157,13 @@ def _trees(strategy: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _tree(value: Any) -> Any:
-    """The value as `wima.storage.states` saves it; TypeError if that cannot be."""
+    """The value as `wima.storage.states` saves it; an error if that cannot be."""
     kind = KINDS.get(np.generic if isinstance(value, np.generic) else type(value))
     if kind is not None:
         return (kind.name, *map(_tree, kind.split(value)))
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if type(value) is Tensor and value.device.type == "cpu":
+    if type(value) is Tensor and value.device.type == "cpu" and value.layout is torch.strided:
         return value
     raise TypeError(f"{type(value).__name__} cannot be saved")
 
