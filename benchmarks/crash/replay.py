@@ -1,0 +1,84 @@
+"""Every prefix of what a program writes, in every way a crash may leave it: does it go on?"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.crash.disk import Tree, read_tree, trees, write_tree
+from benchmarks.crash.recorder import Operation, recording
+from benchmarks.crash.scenarios import SCENARIOS, Scenario
+from tests.helpers.interrupted import ends, in_a_fork
+from wima.core.errors import RunError, UsageError
+
+REFUSED = 3  # exit code of a child
+
+
+def record(scenario: Scenario, folder: Path) -> tuple[Tree, list[Operation]]:
+    """What is there before the work, and what the work does."""
+    folder.mkdir()
+    scenario.prepare(folder)
+    before = read_tree(folder)
+    with recording(folder) as operations:
+        scenario.work(folder)
+    return before, operations
+
+
+def verdict(scenario: Scenario, tree: Tree, folder: Path, expected: object) -> str:
+    """How the program goes on from a tree: same, refused, other, or failed; with the reason."""
+    write_tree(tree, folder)
+    told = folder.with_name(f"{folder.name}.told")
+    told.unlink(missing_ok=True)
+
+    def work() -> None:
+        try:
+            scenario.finish(folder)
+        except (UsageError, RunError) as error:
+            told.write_text(str(error))
+            os._exit(REFUSED)
+        except BaseException:
+            told.write_text(traceback.format_exc())
+            raise
+
+    code = ends(in_a_fork(work))
+    if code:
+        return f"{'refused' if code == REFUSED else 'failed'}: {told.read_text()}"
+    return "same" if scenario.outcome(folder) == expected else "other: its outcome differs"
+
+
+def replay(name: str, share: float = 1.0, seed: int = 0) -> Iterator[tuple[str, str]]:
+    """For each tree that a crash may leave, or a share of them, its name and the verdict."""
+    scenario, draw = SCENARIOS[name], random.Random(seed)
+    with tempfile.TemporaryDirectory() as place:
+        before, operations = record(scenario, Path(place) / "files")
+        expected = scenario.outcome(Path(place) / "files")
+        for crash, tree in trees(operations, before):
+            if draw.random() < share:
+                yield crash, verdict(scenario, tree, Path(place) / "files", expected)
+
+
+def main(share: float, seed: int) -> int:
+    """Print the counts of each program; the exit code."""
+    bad = 0
+    for name in SCENARIOS:
+        begin, counts = time.perf_counter(), Counter[str]()
+        for crash, found in replay(name, share, seed):
+            kind = found.partition(":")[0]
+            counts[kind] += 1
+            if kind != "same":
+                print(f"  {name}, after operation {crash}: {found}")
+        bad += counts["other"] + counts["failed"]
+        listed = ", ".join(f"{counts[kind]} {kind}" for kind in ("same", "refused", "other", "failed"))
+        print(f"{name}: {counts.total()} crashes: {listed} ({time.perf_counter() - begin:.0f} s)", flush=True)
+    return int(bad > 0)
+
+
+def about(value: Any) -> str:
+    return f"{value!r:.100}"
