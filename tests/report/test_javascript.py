@@ -20,9 +20,11 @@ const curve = { first: 1, step: 2, v: [10, 30, null, 20] }, curves = { plain: cu
 const run = { name: "run-0", state: "done", done: 7, rounds: 7, seconds: 75, own: {}, curves };
 const entry = { mean: 61.25, deviation: 0.5, text: "", seeds: 1, basis: "1 seed", jitter: 1.5,
   jump: 2, forgetting: 0.5, reached: [7], members: [[0, 0, "plain"], [1, -1, "plain"]] };
-const more = { gain: [2, 1, "rounds", 4], paper: 60, where: "Table 2", remark: "printed twice" };
+const paper = { paper: 60, where: "Table 2", remark: "printed twice" };
+const more = { ...paper, gain: [2, 1, "rounds", 4, true] };
 const entries = [{ ...entry, at: [0, 0, 0] }, { ...entry, ...more, at: [0, 0, 1] }];
-const table = (columns) => ({ last: 4, rows: ["r"], columns, headings: ["plain", "ema"], entries });
+const table = (columns) => ({ last: 4, rows: ["r"], columns, headings: ["plain", "ema"], entries,
+  gainNotes: ["Gain: over plain."] });
 const data = { measure: { title: "loss", digits: 2, sign: -1, target: 60 }, facts: {}, files: {},
   tables: [table(["a"]), table(["a", "b"])], runs: [run], machines: [{}], omitted: [["a", "b"]] };
 const anything = () => new Proxy(() => anything(), { get: anything }); // any property, any call
@@ -77,7 +79,15 @@ def test_a_script_has_no_syntax_error_and_is_part_of_the_page(path: Path) -> Non
 
 
 def test_the_page_is_built_and_every_control_works() -> None:
-    assert "61.25 ± 0.50" in js(EVERYTHING)
+    shown = js(EVERYTHING)
+    assert "61.25 ± 0.50" in shown
+    assert "[+1.00, +3.00]*†" in shown
+
+
+def test_a_gain_has_the_marks_of_its_interval() -> None:
+    assert "± 1.00*†" in js("fire('beforeprint'); named.main.textContent")
+    gains = [[2, 1, "seeds", 3, False], [2, 1, "rounds", 30, True], [2, None, "rounds", 4, False]]
+    assert js("gains.map(marks)", gains=gains) == ["", "*†", ""]
 
 
 def test_an_undeclared_variable_in_a_function_is_found() -> None:

@@ -9,11 +9,11 @@ from math import isnan, nan, sqrt
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from scipy.stats import t as student_t, ttest_rel
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.stats import t as student_t, ttest_1samp, ttest_rel
 
-from wima.core.statistics import student_margin
+from wima.core.statistics import LEAST, holm, of_independent, of_series, student_margin
 from wima.report.statistics import (
-    LEAST,
     Curve,
     forgetting,
     gain_over_rounds,
@@ -128,21 +128,57 @@ def test_pairing_removes_what_the_seed_does_to_both():
     assert gain.mean == pytest.approx(0.03) and gain.half == pytest.approx(0, abs=1e-9)
 
 
-def test_gain_over_rounds_is_the_interval_of_five_mean_values():
-    rng = np.random.default_rng(1)
-    differences = rng.normal(size=52)
-    parts = [differences[2 + 10 * k : 12 + 10 * k].mean() for k in range(5)]  # 52 = 2 + 5 · 10
-    half = student_t.ppf(0.975, 4) * statistics.stdev(parts) / sqrt(5)
-    ours = gain_over_rounds(differences)
-    assert ours.mean == pytest.approx(differences.mean())
-    assert ours.half == pytest.approx(half)
-    assert (ours.basis, ours.size) == ("rounds", 52)
+def naive_half(differences: np.ndarray) -> float:
+    """Half the interval from the rounds of one run, word by word."""
+    size, more = divmod(len(differences), 10)  # the first stretches are one longer
+    begins = [k * size + min(k, more) for k in range(11)]
+    means = [statistics.mean(differences[a:b].tolist()) for a, b in pairwise(begins)]
+    away = [mean - statistics.mean(means) for mean in means]
+    r = sum(a * b for a, b in pairwise(away)) / sum(a * a for a in away)
+    rho = max(0, r + (1 + 4 * r) / 10 + 0.5 / sqrt(10))
+    count = max(2.5, 10 * (1 - rho) / (1 + rho))
+    return student_t.ppf(0.975, count - 1) * statistics.pstdev(means) / sqrt(count - 1)
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.9])
+def test_gain_over_rounds_equals_its_naive_twin(memory):
+    for differences in autoregressive(memory, length=52, count=20):
+        ours = gain_over_rounds(differences)
+        assert ours.mean == pytest.approx(differences.mean())
+        assert ours.half == pytest.approx(naive_half(differences))
+        assert (ours.basis, ours.size) == ("rounds", 52)
 
 
 def test_too_few_rounds_give_no_interval():
     assert isnan(gain_over_rounds(np.zeros(LEAST - 1)).half)
     assert isnan(gain_over_rounds(np.zeros(0)).mean)
     assert gain_over_rounds(np.zeros(LEAST)).half == 0
+
+
+def test_p_is_that_of_the_t_test():
+    values = np.random.default_rng(3).normal(0.3, 1, size=12)
+    assert of_independent(values).p == pytest.approx(ttest_1samp(values, 0).pvalue)
+    assert (of_independent([0.0, 0.0]).p, of_independent([0.5, 0.5]).p) == (1, 0)
+    assert isnan(of_independent([0.5]).p)
+
+
+@pytest.mark.parametrize("estimate", [of_independent, of_series])
+def test_an_interval_excludes_zero_if_p_is_below_its_risk(estimate):
+    for values in np.random.default_rng(4).normal(0.3, 1, size=(50, LEAST)):
+        found = estimate(values)
+        assert (abs(found.mean) > found.margin(0.05)) == (found.p < 0.05)
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.001, 0.999))
+def test_holm_rejects_the_least_p_values_up_to_the_first_that_is_too_large(ps, risk):
+    rejected = 0
+    for left, p in zip(range(len(ps), 0, -1), sorted(ps), strict=True):
+        if left * p > risk:
+            break
+        rejected += 1
+    found = holm(ps)
+    assert sum(p <= risk for p in found) == rejected
+    assert all(a >= b for a, b in zip(found, ps, strict=True))
 
 
 def autoregressive(memory: float, length: int, count: int) -> np.ndarray:
@@ -155,30 +191,45 @@ def autoregressive(memory: float, length: int, count: int) -> np.ndarray:
     return series
 
 
-def coverage(memory: float, length: int = 100, count: int = 4000) -> float:
-    """How often the interval holds the true mean, zero."""
-    intervals = [gain_over_rounds(row) for row in autoregressive(memory, length, count)]
-    return sum(abs(i.mean) <= i.half for i in intervals) / count
+def moving(memory: int, length: int, count: int) -> np.ndarray:
+    """Means of the last `memory` values of noise."""
+    noise = np.random.default_rng(5).normal(size=(count, length + memory - 1))
+    return sliding_window_view(noise, memory, axis=1).mean(axis=2)
 
 
-def naive_coverage(memory: float, length: int = 100, count: int = 4000) -> float:
-    """The same for an interval that takes rounds as independent."""
-    series = autoregressive(memory, length, count)
-    half = student_t.ppf(0.975, length - 1) * series.std(axis=1, ddof=1) / sqrt(length)
-    return float(np.mean(np.abs(series.mean(axis=1)) <= half))
+def windowed(step: float, length: int, count: int, window: int = 20) -> np.ndarray:
+    """The mean of the last 20 values of a random walk with noise, minus the last value."""
+    rng = np.random.default_rng(6)
+    shape = (count, length + window - 1)
+    walk = step * rng.normal(size=shape).cumsum(axis=1) + rng.normal(size=shape)
+    return sliding_window_view(walk, window, axis=1).mean(axis=2) - walk[:, window - 1 :]
 
 
-@pytest.mark.parametrize(("memory", "least"), [(0.0, 0.94), (0.5, 0.935), (0.8, 0.915)])
-def test_interval_from_one_run_covers_correlated_rounds(memory, least):
-    found = coverage(memory)
-    assert least <= found <= 0.96
-    if memory:
-        assert naive_coverage(memory) < 0.8
+def coverage(series: np.ndarray) -> float:
+    """How often the interval of a row holds the true mean, zero."""
+    intervals = [gain_over_rounds(row) for row in series]
+    return sum(abs(i.mean) <= i.half for i in intervals) / len(series)
 
 
-def test_coverage_gets_better_with_more_rounds():
-    assert coverage(0.9, length=100) < coverage(0.9, length=500)
-    assert coverage(0.9, length=500, count=2000) > 0.92
+@pytest.mark.parametrize("length", [30, 100, 300])
+@pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.9])
+def test_interval_from_one_run_covers_correlated_rounds(memory, length):
+    assert 0.92 <= coverage(autoregressive(memory, length, count=2000)) <= 0.98
+
+
+@pytest.mark.parametrize("length", [100, 300])
+@pytest.mark.parametrize(
+    ("series", "memory"),
+    [(moving, 5), (moving, 20), (windowed, 0.1), (windowed, 0.3), (windowed, 1)],
+)
+def test_it_covers_rounds_of_other_correlation(series, memory, length):
+    assert coverage(series(memory, length, count=1000)) >= 0.93
+
+
+def test_rounds_taken_as_independent_would_not_cover():
+    half = [of_independent(row).margin() for row in autoregressive(0.5, 100, count=1000)]
+    means = autoregressive(0.5, 100, count=1000).mean(axis=1)
+    assert np.mean(np.abs(means) <= half) < 0.8
 
 
 @given(st.lists(st.floats(0, 1) | st.just(nan), min_size=1, max_size=300), st.integers(2, 60))

@@ -52,10 +52,11 @@ class Measure(NamedTuple):
         return self.number(mean) + (f" ± {second}" if second else "")
 
     def interval(self, gain: Interval) -> str:
-        """A gain with the ends of its interval; * marks one that comes from a single run."""
+        """A gain with the ends of its interval; * if from a single run, † if its sign is safe."""
         mean = self.number(gain.mean, signed=True)
         if isnan(gain.half):
             return mean
         ends = (gain.mean - gain.half, gain.mean + gain.half)
         low, high = (self.number(end, signed=True) for end in ends)
-        return f"{mean} [{low}, {high}]" + ("*" if gain.basis == "rounds" else "")
+        marks = "*" * (gain.basis == "rounds") + "†" * gain.marked
+        return f"{mean} [{low}, {high}]{marks}"

@@ -23,7 +23,7 @@ from wima.report.gather import Omitted, Trace
 from wima.report.measure import Measure
 from wima.report.statistics import Curve, thinned
 from wima.report.tables import Entry, Table
-from wima.report.texts import paper_gain
+from wima.report.texts import gain_notes, paper_gain
 
 FOLDER = Path(__file__).parent / "page"
 SCRIPTS = ("dom.js", "chart.js", "legend.js", "table.js", "runs.js", "page.js")
@@ -114,7 +114,8 @@ def _table(table: Table, number: dict[int, int], measure: Measure) -> dict[str, 
     names += ["rows", "columns", "headings"]
     entries = [_entry(table, entry, number, measure) for entry in table.entries.values()]
     about = {name: getattr(sheet, name) for name in names}
-    return {**about, "slug": table.slug, "last": table.last, "entries": entries}
+    about |= {"slug": table.slug, "last": table.last, "gainNotes": gain_notes(table)}
+    return {**about, "entries": entries}
 
 
 def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure)
     }
     if gain is not None:
         ends = [_shown(gain.mean, measure), _shown(gain.half, measure)]
-        shown["gain"] = [*ends, gain.basis, gain.size]
+        shown["gain"] = [*ends, gain.basis, gain.size, gain.marked]
     if entry.printed is not None:
         shown["paper"] = entry.printed.value
         shown |= {"where": entry.printed.where, "remark": entry.printed.remark}

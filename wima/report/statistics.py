@@ -13,11 +13,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wima.core.statistics import student_margin
+from wima.core.statistics import RISK, Estimate, of_independent, of_series
 
 LAST = 100  # rounds; the paper's tables average over the last 100
-BATCHES = 5  # stretches of rounds whose means count as independent
-LEAST = 4 * BATCHES  # rounds; with fewer there is no interval from one run
 
 Floats = NDArray[np.float64]
 Basis = Literal["seeds", "rounds"]
@@ -48,6 +46,13 @@ class Interval(NamedTuple):
     half: float
     basis: Basis  # what the interval stands on
     size: int  # seeds, or evaluated rounds
+    p: float  # of a mean this far from zero if the true one is zero
+    holm: float = nan  # p, corrected for the number of intervals in the table
+
+    @property
+    def marked(self) -> bool:
+        """Whether its sign holds together with those of the other intervals in the table."""
+        return self.holm <= RISK
 
 
 def late(curve: Curve, end: int, last: int = LAST) -> Floats:
@@ -98,28 +103,21 @@ def gain_over_seeds(differences: Sequence[float]) -> Interval:
     """Mean of paired differences, one per seed, with Student's interval.
 
     Both models of a pair saw the same cohorts, so what the seed does to both is not in the
-    difference.  mean ± t(n - 1) s / sqrt(n).
+    difference.
     """
-    mean, _ = over_seeds(differences)
-    return Interval(mean, student_margin(differences), "seeds", len(differences))
+    return _interval(of_independent(differences), "seeds", len(differences))
 
 
 def gain_over_rounds(differences: Floats) -> Interval:
-    """Mean difference over the rounds of one run, with an interval by batch means.
+    """Mean difference over the rounds of one run, with an interval widened for their correlation.
 
-    Rounds that follow each other are correlated, and a window makes them more so.  The rounds are
-    cut into five stretches of equal length; the means of stretches are nearly independent if a
-    stretch is longer than the correlation.  mean ± t(4) s / sqrt(5), s over the stretches' means.
-    The interval is of the mean of this run, not of other seeds.  Where the correlation is as long
-    as a stretch, it is too narrow.
+    The interval is of the mean of this run, not of other seeds.
     """
-    count = len(differences)
-    mean = float(np.mean(differences)) if count else nan
-    if count < LEAST:
-        return Interval(mean, nan, "rounds", count)
-    size = count // BATCHES
-    stretches = differences[count - BATCHES * size :].reshape(BATCHES, size).mean(axis=1)
-    return Interval(mean, student_margin(stretches), "rounds", count)
+    return _interval(of_series(differences), "rounds", len(differences))
+
+
+def _interval(found: Estimate, basis: Basis, size: int) -> Interval:
+    return Interval(found.mean, found.margin(), basis, size, found.p)
 
 
 def thinned(curve: Curve, points: int) -> Curve:

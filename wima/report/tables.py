@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wima.core.statistics import holm
 from wima.experiments.printed import Printed, printed
 from wima.experiments.sheet import Sheet
 from wima.report.gather import Found, Trace
@@ -23,6 +24,7 @@ from wima.report.statistics import (
 )
 
 PLAIN = "plain"
+Place = tuple[str, str, str]  # row, column, heading
 
 
 class Member(NamedTuple):
@@ -91,11 +93,16 @@ class Table(NamedTuple):
 
     sheet: Sheet  # its cells are not looked at again
     last: int
-    entries: dict[tuple[str, str, str], Entry]  # row, column, heading
+    entries: dict[Place, Entry]
     slug: str = ""  # its name in files
 
     def entry(self, row: str, column: str, heading: str) -> Entry | None:
         return self.entries.get((row, column, heading))
+
+    @property
+    def gains(self) -> list[Interval]:
+        """The gains over plain, in the order of the entries."""
+        return [entry.gain for entry in self.entries.values() if entry.gain]
 
     def runs(self) -> Iterable[Trace]:
         members = (member for entry in self.entries.values() for member in entry.members)
@@ -142,7 +149,15 @@ def make_table(
             mean, deviation = _level(own)
             gain = None if heading == PLAIN else _gain(own, members.get(PLAIN, []), last)
             entries[where] = Entry(*where, own, mean, deviation, gain, paper)
-    return Table(sheet, last, entries)
+    return Table(sheet, last, _corrected(entries))
+
+
+def _corrected(entries: dict[Place, Entry]) -> dict[Place, Entry]:
+    """The entries, with the p-values of gains corrected for the number of intervals."""
+    gains = {where: e.gain for where, e in entries.items() if e.gain and not isnan(e.gain.p)}
+    ps = holm([gain.p for gain in gains.values()])
+    marked = {w: gain._replace(holm=p) for (w, gain), p in zip(gains.items(), ps, strict=True)}
+    return {w: entry._replace(gain=marked.get(w, entry.gain)) for w, entry in entries.items()}
 
 
 def _members(

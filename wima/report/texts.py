@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any, NamedTuple
 
+from wima.core.statistics import LEAST, RISK
 from wima.report.gather import Omitted
 from wima.report.measure import Measure
 from wima.report.tables import PLAIN, Entry, Table
@@ -17,7 +18,7 @@ from wima.report.tables import PLAIN, Entry, Table
 DATA = ["sheet", "row", "column", "heading", "seed", "run", "model", "state"]
 DATA += ["rounds_done", "rounds", "mean", "deviation", "jump", "forgetting", "reached"]
 DATA += ["evaluations", "seeds", "gain", "gain_half", "gain_basis", "gain_size"]
-DATA += ["paper", "where", "remark"]
+DATA += ["gain_p", "gain_p_holm", "paper", "where", "remark"]
 
 
 class Grid(NamedTuple):
@@ -112,13 +113,29 @@ def notes(table: Table, measure: Measure) -> list[str]:
     entries = table.entries.values()
     if any(entry.printed for entry in entries):
         lines.append(f"In parentheses: the paper's number ({sheet.shown}), and ours minus it.")
-    bases = {entry.gain.basis for entry in entries if entry.gain}
-    if bases:
-        lines.append("Gain: over plain, paired, with its 95 % interval.")
-    if "rounds" in bases:
-        lines.append("* One seed: the interval is from the rounds of that run (batch means).")
+    lines += gain_notes(table)
     lines += [sheet.note] if sheet.note else []
     return lines + ([f"Command: {sheet.command}"] if sheet.command else [])
+
+
+def gain_notes(table: Table) -> list[str]:
+    """How to read the intervals of a table."""
+    shown = [gain for gain in table.gains if not isnan(gain.half)]
+    lines = ["Gain: over plain, paired, with its 95 % interval."] if table.gains else []
+    if any(gain.basis == "rounds" for gain in shown):
+        lines.append(
+            "* One seed: the interval is from the rounds of that run, widened for their "
+            "correlation. It says nothing about other seeds."
+        )
+    if len(shown) < len(table.gains):
+        lines.append(f"A gain without an interval is from fewer than {LEAST} rounds of one run.")
+    if shown:
+        lines.append(
+            f"Intervals: {len(shown)}, of which {RISK * len(shown):.2g} would exclude zero by "
+            "chance if nothing were gained. † Its sign holds for all of them together, with 95 % "
+            "(Holm's correction)."
+        )
+    return lines
 
 
 def markdown_page(
@@ -161,6 +178,7 @@ def _md(text: str) -> str:
 SPECIAL = {char: "\\" + char for char in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {"±": r"$\pm$", "α": r"$\alpha$", "−": "$-$", "<": "$<$", ">": "$>$", '"': "''"}
+SPECIAL |= {"†": r"$\dagger$"}
 
 
 def _tex(text: str) -> str:
@@ -225,7 +243,7 @@ def _data(table: Table) -> Iterator[list[Any]]:
             line += list(numbers) if numbers else [""] * 6
             yield [_cell(item) for item in line] + [""] * (len(DATA) - len(line))
         head = [*place, "", "", "", entry.text or "done", "", "", entry.mean, entry.deviation]
-        own = list(entry.gain) if entry.gain else [""] * 4
+        own = list(entry.gain) if entry.gain else [""] * 6
         paper = list(entry.printed) if entry.printed else [""] * 3
         if entry.printed and entry.printed.value is None:
             paper[0] = "N/A"

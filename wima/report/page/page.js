@@ -63,7 +63,7 @@ function omittedSection() {
 function methodSection() {
   const says = [
     ["Level", "The metric is averaged over the last rounds of a run (those that were evaluated), then over seeds; \u00b1 is the standard deviation over seeds."],
-    ["Gain", "Both models of a pair saw the same cohorts, so the gain over plain is a paired difference. With two or more seeds, its 95 % interval is Student\u2019s, over the seeds\u2019 differences. With one seed (marked *), it comes from the rounds of that run: they are cut into five stretches and the five mean differences are taken as independent (batch means, t with 4 degrees of freedom). That says how sure the mean of this run is, and nothing about other seeds; where curves move more slowly than a stretch is long, it is too narrow."],
+    ["Gain", "Both models of a pair saw the same cohorts, so the gain over plain is a paired difference. With two or more seeds, its 95 % interval is Student\u2019s, over the seeds\u2019 differences. With one seed (marked *), it comes from the rounds of that run: the means of ten stretches count as fewer independent values, the more neighbouring stretches are correlated. That interval is of the mean of this run and says nothing about other seeds. A \u2020 marks a gain whose sign holds together with those of all others in the table, with 95 % (Holm\u2019s correction)."],
     ["Deviation and jump", "The standard deviation from round to round over the last rounds, and the mean size of the step from one evaluation to the next: how steady a model is."],
     ["Forgetting", "How far a model stays behind the best it has been so far, averaged over the last rounds."],
     ["Rounds to target", "The first evaluated round at the target, averaged over the seeds that reach it."],

@@ -56,7 +56,7 @@ function openEntry(table, entry) {
   const gain = entry.gain && entry.gain[0] !== null
     ? `${format(entry.gain[0], true)} ${gainEnds(entry.gain)}` : "";
   const basis = gain && entry.gain[1] !== null ? (entry.gain[2] === "seeds"
-    ? `${entry.gain[3]} seeds` : `${entry.gain[3]} rounds of one run, by batch means`) : "";
+    ? `${entry.gain[3]} seeds` : `${entry.gain[3]} rounds of one run`) : "";
   const rows = [
     [MEASURE.title, entry.text || format(entry.mean) + (entry.deviation === null ? "" : ` \u00b1 ${format(entry.deviation)} over seeds`)],
     ["stands on", entry.basis],

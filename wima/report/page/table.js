@@ -22,13 +22,19 @@ function level(table, entry) {
   return [numberButton(table, entry, format(entry.mean)), spread];
 }
 
-function gainEnds([mean, half]) {
-  return half === null ? "" : `[${format(mean - half, true)}, ${format(mean + half, true)}]`;
+function gainEnds(gain) {
+  const [mean, half] = gain;
+  return half === null ? "" : `[${format(mean - half, true)}, ${format(mean + half, true)}]${marks(gain)}`;
 }
 
-/** A gain; in no colour if its interval holds zero. */
+/** Behind an interval: * if it is from the rounds of one run, \u2020 if its sign holds with those of the others. */
+function marks([, half, basis, , marked]) {
+  return half === null ? "" : (basis === "rounds" ? "*" : "") + (marked ? "\u2020" : "");
+}
+
+/** A gain; in no colour unless its interval excludes zero. */
 function gainMark([mean, half]) {
-  return difference(mean, "plain", half !== null && Math.abs(mean) <= half);
+  return difference(mean, "plain", half === null || Math.abs(mean) <= half);
 }
 
 const hasPaper = (entry) => entry.paper !== undefined;
@@ -56,7 +62,7 @@ const DETAILS = [
     (e) => (e.gain && e.gain[0] !== null ? gainMark(e.gain) : "")],
   ["95 % interval", "of the gain", (e) => e.gain && e.gain[1], (e) => (e.gain ? gainEnds(e.gain) : "")],
   ["from", "what the interval stands on: seeds, or the rounds of one run", (e) => e.gain && e.gain[3],
-    (e) => (e.gain && e.gain[1] !== null ? `${e.gain[3]} ${e.gain[2]}${e.gain[2] === "rounds" ? "*" : ""}` : "")],
+    (e) => (e.gain && e.gain[1] !== null ? `${e.gain[3]} ${e.gain[2]}` : "")],
   ["paper\u2019s gain", "the difference of the paper\u2019s two numbers", (e) => e.paperGain,
     (e) => format(e.paperGain, true)],
   ["deviation", "standard deviation from round to round, over the last rounds", (e) => e.jitter,
@@ -102,12 +108,9 @@ class TableView {
 
   /** How to read it. */
   note() {
-    const gains = this.table.entries.filter((entry) => entry.gain);
-    const single = gains.some((entry) => entry.gain[2] === "rounds");
-    return el("p", { class: "rest" }, "\u00b1 behind a level: deviation over seeds.",
-      gains.length ? " Gain: over plain, with its 95 % interval; in grey if that holds zero." : "",
-      single ? " * One seed: the interval is from the rounds of that run." : "",
-      " A number opens its runs.");
+    const { gainNotes } = this.table;
+    return el("p", { class: "rest" }, ["\u00b1 behind a level: deviation over seeds.", ...gainNotes,
+      gainNotes.length ? "In grey: a gain whose interval does not exclude zero." : "", "A number opens its runs."].join(" "));
   }
 
   caption() {
@@ -136,8 +139,7 @@ class TableView {
     const lines = [el("div", { class: "ours" }, level(this.table, entry))];
     if (entry.gain && entry.gain[0] !== null) {
       const half = entry.gain[1] === null ? "" : ` \u00b1 ${format(entry.gain[1])}`;
-      const star = entry.gain[2] === "rounds" && half ? "*" : "";
-      lines.push(el("div", { class: "sub" }, "gain ", gainMark(entry.gain), half + star));
+      lines.push(el("div", { class: "sub" }, "gain ", gainMark(entry.gain), half + marks(entry.gain)));
     }
     if (hasPaper(entry)) {
       const away = toPaper(entry);
