@@ -1,4 +1,4 @@
-"""A table says how many intervals it holds, and which signs hold for all of them together."""
+"""A table says how many intervals it has, and which exclude zero after Holm's correction."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gain_of(report, row: str) -> dict[str, str]:
     return place(report, row, COLUMN, "average")
 
 
-def test_a_sign_is_marked_if_it_holds_for_all_intervals_together(three):
+def test_a_gain_is_marked_if_it_differs_from_zero_after_holms_correction(three):
     ps = {row: float(gain_of(three, row)["gain_p"]) for row in ("large", "little", "none")}
     assert ps["large"] < 0.05 / 3 and 0.05 / 2 < ps["little"] < 0.05 < ps["none"]
     for ending in ("md", "csv"):
@@ -72,7 +72,7 @@ def test_notes_say_how_many_intervals_there_are(three):
 
 def test_a_gain_without_interval_is_explained_and_does_not_count(tmp_path):
     notes = data_of(report_on({"short": 0.1}, tmp_path, rounds=20))["tables"][0]["gainNotes"]
-    assert any("fewer than 30 rounds" in note for note in notes)
+    assert any("fewer than 30 evaluations" in note for note in notes)
     assert not any("Intervals" in note or note.startswith("*") for note in notes)
     assert "†" not in written(tmp_path / "out", "md")
 

@@ -52,7 +52,7 @@ class Measure(NamedTuple):
         return self.number(mean) + (f" ± {second}" if second else "")
 
     def interval(self, gain: Interval) -> str:
-        """A gain with the ends of its interval; * if from a single run, † if its sign is safe."""
+        """A gain with the ends of its interval; * if from a single run, † if Holm keeps it."""
         mean = self.number(gain.mean, signed=True)
         if isnan(gain.half):
             return mean

@@ -51,7 +51,7 @@ class Interval(NamedTuple):
 
     @property
     def marked(self) -> bool:
-        """Whether its sign holds together with those of the other intervals in the table."""
+        """Whether zero is excluded after Holm's correction."""
         return self.holm <= RISK
 
 

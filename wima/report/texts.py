@@ -128,12 +128,12 @@ def gain_notes(table: Table) -> list[str]:
             "correlation. It says nothing about other seeds."
         )
     if len(shown) < len(table.gains):
-        lines.append(f"A gain without an interval is from fewer than {LEAST} rounds of one run.")
+        lines.append(f"No interval: one seed, and fewer than {LEAST} evaluations in these rounds.")
     if shown:
         lines.append(
             f"Intervals: {len(shown)}, of which {RISK * len(shown):.2g} would exclude zero by "
-            "chance if nothing were gained. † Its sign holds for all of them together, with 95 % "
-            "(Holm's correction)."
+            "chance if nothing were gained. † Still excludes zero after Holm's correction for "
+            "their number."
         )
     return lines
 

@@ -27,7 +27,7 @@ function gainEnds(gain) {
   return half === null ? "" : `[${format(mean - half, true)}, ${format(mean + half, true)}]${marks(gain)}`;
 }
 
-/** Behind an interval: * if it is from the rounds of one run, \u2020 if its sign holds with those of the others. */
+/** Behind an interval: * if it is from the rounds of one run, \u2020 if zero is excluded after Holm's correction. */
 function marks([, half, basis, , marked]) {
   return half === null ? "" : (basis === "rounds" ? "*" : "") + (marked ? "\u2020" : "");
 }
