@@ -24,6 +24,8 @@ from wima.report.statistics import (
     score,
     thinned,
 )
+from wima.saved.advise import compare
+from wima.saved.mean import Window
 
 VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 
@@ -230,6 +232,14 @@ def test_rounds_taken_as_independent_would_not_cover():
     half = [of_independent(row).margin() for row in autoregressive(0.5, 100, count=1000)]
     means = autoregressive(0.5, 100, count=1000).mean(axis=1)
     assert np.mean(np.abs(means) <= half) < 0.8
+
+
+def test_advice_from_many_end_points_is_widened_for_their_correlation():
+    gains = np.sin(np.arange(LEAST) / 5)
+    for count, expected in ((LEAST, of_series(gains).margin()), (5, student_margin(gains[:5]))):
+        values = {Window(1): [0.0] * count, Window(2): gains[:count].tolist()}
+        assert compare(values, minimize=False)[1].margin == pytest.approx(expected)
+    assert of_series(gains).margin() > 2 * student_margin(gains)
 
 
 @given(st.lists(st.floats(0, 1) | st.just(nan), min_size=1, max_size=300), st.integers(2, 60))

@@ -3,9 +3,10 @@
 Every candidate is evaluated as if training had ended at each of the last m checkpoints.  Its gain
 at an end point is its metric there minus that of the plain checkpoint there: the two share the test
 set and the state of training, so the difference is less noisy than either.  From the m gains comes
-their mean with a t-interval.  The intervals hold for all k candidates at once with 95 %, as far as
-gains of neighbouring end points are independent (Bonferroni: each has the level 1 - 0.05/k).  So
-the best of many is not called a gain for being the luckiest.
+their mean with a t-interval.  The intervals hold for all k candidates at once with 95 %
+(Bonferroni: each has the level 1 - 0.05/k).  So the best of many is not called a gain for being the
+luckiest.  Gains of neighbouring end points may be correlated: from 30 end points on, intervals are
+widened for that, as in reports; with fewer, gains are taken as independent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from wima.core.checks import check_count
 from wima.core.errors import UsageError, check
-from wima.core.statistics import RISK, student_margin
+from wima.core.statistics import LEAST, RISK, of_series, student_margin
 from wima.saved.mean import Decay, Rule, Window, average_files
 from wima.saved.read import INDEX
 
@@ -128,9 +129,15 @@ def compare(values: dict[Rule, list[float]], minimize: bool) -> list[Row]:
     rows = [Row(rule, own) for rule, own in values.items()]
     for n, row in enumerate(rows[1:], 1):
         gains = (np.array(row.values) - plain) * (-1 if minimize else 1)
-        margin = student_margin(gains, RISK / (len(rows) - 1))
+        margin = _margin(gains, RISK / (len(rows) - 1))
         rows[n] = row._replace(gain=float(gains.mean()), margin=margin)
     return rows
+
+
+def _margin(gains: np.ndarray, risk: float = RISK) -> float:
+    """Half the interval of the mean gain; a correlation cannot be told from few end points."""
+    many = len(gains) >= LEAST
+    return of_series(gains).margin(risk) if many else student_margin(gains, risk)
 
 
 def best_of(rows: Sequence[Row]) -> Row:
@@ -163,4 +170,4 @@ def _equals(rows: Sequence[Row], best: Row) -> list[str]:
 
 def _overlaps(row: Row, best: Row) -> bool:
     differences = np.array(best.values) - row.values
-    return bool(abs(differences.mean()) <= student_margin(differences))
+    return bool(abs(differences.mean()) <= _margin(differences))
