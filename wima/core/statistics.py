@@ -45,7 +45,7 @@ def of_independent(values: Values) -> Estimate:
 
 
 def of_series(values: Values) -> Estimate:
-    """The mean of values of which neighbours may be correlated; no error if they are under 30.
+    """The mean of values of which neighbours may be correlated; no error if there are under 30.
 
     r is the correlation of neighbours among the means of ten stretches.  It is biased by
     -(1 + 4 rho) / 10 (Marriott and Pope 1954); rho corrects that and adds half a standard error.
@@ -61,7 +61,7 @@ def of_series(values: Values) -> Estimate:
 
 
 def _estimate(values: Values, parts: Values, count: float) -> Estimate:
-    """The mean of the values, with the error of that of parts that are `count` independent ones."""
+    """The mean of the values; its error is that of parts worth `count` independent ones."""
     mean = float(np.mean(values)) if len(values) else nan
     error = float(np.std(parts)) / sqrt(count - 1) if count > 1 else nan
     return Estimate(mean, error, count - 1)
