@@ -1,7 +1,7 @@
 """A disk on which operations are played back, and what a power cut leaves of it.
 
-`fsync` makes the bytes of a file last, `fsync` of a folder the names in it.  What was not synced may
-be there, be lost, or, as with ext4, have its length but zeros for bytes.
+`fsync` makes the bytes of a file last, `fsync` of a folder the names in it.  What was not synced
+may be there, be lost, or, as with ext4, have its length but zeros for bytes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _walk(folder: Folder, way: str, path: str) -> Iterator[tuple[str, bytes | No
         elif way == "killed":
             yield f"{path}{name}", bytes(child.data)
         elif way == "zeros":
-            yield f"{path}{name}", child.lasting + bytes(max(0, len(child.data) - len(child.lasting)))
+            yield f"{path}{name}", child.lasting.ljust(len(child.data), b"\0")
         else:
             yield f"{path}{name}", child.lasting
 

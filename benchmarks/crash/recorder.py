@@ -22,7 +22,7 @@ class Operation(NamedTuple):
     path: str
     offset: int = 0  # of a write; the length of a truncated file
     data: bytes = b""
-    target: str = ""  # of a rename
+    target: str = ""  # of a rename; else the path
 
 
 class _File(io.FileIO):
@@ -53,7 +53,9 @@ class Recorder:
     def note(self, kind: str, path: Any, target: Any = "", **more: Any) -> None:
         if self._paused or not self._covers(path):
             return
-        source, target = (str(Path(p).absolute().relative_to(self.root)) if p else "" for p in (path, target))
+        source, target = (
+            str(Path(p).absolute().relative_to(self.root)) if p else "" for p in (path, target)
+        )
         self.operations.append(Operation(kind, source, target=target, **more))
 
     def note_write(self, path: Any, data: bytes, offset: int = 0) -> None:

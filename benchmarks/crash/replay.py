@@ -10,7 +10,6 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks.crash.disk import Tree, read_tree, trees, write_tree
 from benchmarks.crash.recorder import Operation, recording
@@ -34,22 +33,22 @@ def record(scenario: Scenario, folder: Path) -> tuple[Tree, list[Operation]]:
 def verdict(scenario: Scenario, tree: Tree, folder: Path, expected: object) -> str:
     """How the program goes on from a tree: same, refused, other, or failed; with the reason."""
     write_tree(tree, folder)
-    told = folder.with_name(f"{folder.name}.told")
-    told.unlink(missing_ok=True)
+    reason = folder.with_name("reason.txt")
+    reason.write_text("no reason")
 
     def work() -> None:
         try:
             scenario.finish(folder)
         except (UsageError, RunError) as error:
-            told.write_text(str(error))
+            reason.write_text(str(error))
             os._exit(REFUSED)
         except BaseException:
-            told.write_text(traceback.format_exc())
+            reason.write_text(traceback.format_exc())
             raise
 
     code = ends(in_a_fork(work))
     if code:
-        return f"{'refused' if code == REFUSED else 'failed'}: {told.read_text()}"
+        return f"{'refused' if code == REFUSED else 'failed'}: {reason.read_text()}"
     return "same" if scenario.outcome(folder) == expected else "other: its outcome differs"
 
 
@@ -64,6 +63,11 @@ def replay(name: str, share: float = 1.0, seed: int = 0) -> Iterator[tuple[str, 
                 yield crash, verdict(scenario, tree, Path(place) / "files", expected)
 
 
+def told(counts: Counter[str]) -> str:
+    kinds = ("same", "refused", "other", "failed")
+    return f"{counts.total()} cases: " + ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
+
+
 def main(share: float, seed: int) -> int:
     """Print the counts of each program; the exit code."""
     bad = 0
@@ -75,10 +79,5 @@ def main(share: float, seed: int) -> int:
             if kind != "same":
                 print(f"  {name}, after operation {crash}: {found}")
         bad += counts["other"] + counts["failed"]
-        listed = ", ".join(f"{counts[kind]} {kind}" for kind in ("same", "refused", "other", "failed"))
-        print(f"{name}: {counts.total()} crashes: {listed} ({time.perf_counter() - begin:.0f} s)", flush=True)
+        print(f"{name}: {told(counts)} ({time.perf_counter() - begin:.0f} s)", flush=True)
     return int(bad > 0)
-
-
-def about(value: Any) -> str:
-    return f"{value!r:.100}"

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from tests.helpers.interrupted import FILES, killed_after, outcome, settings_of
 from wima.experiments.sheet import Cell, Sheet, write_sheet
 from wima.report.measure import Measure
@@ -40,8 +38,9 @@ def finish(path: Path, settings: Settings) -> None:
 
 def _sweep(folder: Path) -> None:
     seeds = {seed: SETTINGS.model_copy(update={"seed": seed}) for seed in (0, 1)}
-    cells = [Cell("row", "column", seed, f"s{seed}", "plain") for seed in seeds]
-    write_sheet(Sheet("both", "Two seeds", ["row"], ["column"], cells), folder)
+    cells = [Cell("row", "column", seed, f"s{seed}", {"plain": "plain"}) for seed in seeds]
+    texts = ("both", "Two seeds", "", "table", "full", "", "wima sweep ...")
+    write_sheet(Sheet(*texts, 10, ["row"], ["column"], ["plain"], cells), folder)
     for seed, settings in seeds.items():
         finish(folder / f"s{seed}", settings)
 
@@ -61,39 +60,55 @@ def _averages(folder: Path) -> None:
 
     strategy = averaged(FedAvgM(), [WIMA(3), EMA(0.9)], folder=folder / "state")
     averaging = feed(strategy, drawn(6)[strategy.averaging.seen :])
-    models = {name: averaging.model(name) for name in ("plain", "wima3", "ema0.9")}
+    models = {name: averaging.model(name) for name in ("plain", *averaging.names)}
     averaging.close()
-    lines = [f"{name} {key} {a.numpy().tobytes().hex()}" for name, m in models.items() for key, a in m.items()]
-    (folder / "averages.txt").write_text("\n".join(lines))
+    parts = [a.numpy().tobytes() for model in models.values() for a in model.values()]
+    (folder / "averages").write_bytes(b"".join(parts))
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    return {f.name: f.read_bytes() for f in sorted(folder.rglob("*")) if f.suffix in (".csv", ".json")}
+def _numbers(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*.csv"))}
+
+
+def _nothing(folder: Path) -> None: ...
 
 
 SCENARIOS = {
     "run": Scenario(
-        lambda folder: None,
-        lambda folder: launch(SETTINGS, folder / "run"),
-        lambda folder: finish(folder / "run", SETTINGS),
-        lambda folder: outcome(folder / "run"),
+        prepare=_nothing,
+        work=lambda folder: launch(SETTINGS, folder / "run"),
+        finish=lambda folder: finish(folder / "run", SETTINGS),
+        outcome=lambda folder: outcome(folder / "run"),
     ),
     "resume": Scenario(
-        lambda folder: killed_after(7, SETTINGS, folder / "run"),
-        lambda folder: resume(folder / "run"),
-        lambda folder: finish(folder / "run", SETTINGS),
-        lambda folder: outcome(folder / "run"),
+        prepare=lambda folder: killed_after(7, SETTINGS, folder / "run"),
+        work=lambda folder: resume(folder / "run"),
+        finish=lambda folder: finish(folder / "run", SETTINGS),
+        outcome=lambda folder: outcome(folder / "run"),
     ),
     "sweep": Scenario(
-        lambda folder: None, _sweep, _sweep,
-        lambda folder: [outcome(folder / "s0"), outcome(folder / "s1"), _files(folder)["both.sheet.json"]],
+        prepare=_nothing,
+        work=_sweep,
+        finish=_sweep,
+        outcome=lambda folder: [
+            outcome(folder / "s0"),
+            outcome(folder / "s1"),
+            (folder / "both.sheet.json").read_bytes(),
+        ],
     ),
     "report": Scenario(
-        lambda folder: launch(SETTINGS, folder / "run"), _report, _report,
-        lambda folder: (sorted(p.name for p in (folder / "report").rglob("*")), _files(folder / "report")),
+        prepare=lambda folder: launch(SETTINGS, folder / "run"),
+        work=_report,
+        finish=_report,
+        outcome=lambda folder: (
+            sorted(file.name for file in (folder / "report").rglob("*")),
+            _numbers(folder / "report"),
+        ),
     ),
     "averages": Scenario(
-        lambda folder: None, _averages, _averages,
-        lambda folder: (folder / "averages.txt").read_text(),
+        prepare=_nothing,
+        work=_averages,
+        finish=_averages,
+        outcome=lambda folder: (folder / "averages").read_bytes(),
     ),
 }

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
 
-from wima.storage.files import cannot_write, written
+from wima.storage.files import cannot_write, make_folder, written
 
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
 
@@ -82,7 +82,7 @@ class RecordFiles:
             for file in self._files:
                 os.fsync(file.fileno())
             if self._copy is not None:
-                self._copy.parent.mkdir(exist_ok=True)
+                make_folder(self._copy.parent)
                 with self._copy.open("ab") as copy:
                     copy.truncate(self._copied)  # an attempt that failed may have left something
                     copy.writelines(self._new)

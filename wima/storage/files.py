@@ -50,8 +50,7 @@ def written(
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         draft.mkdir() if folder else draft.touch(exist_ok=False)
         yield draft
         for part in (*draft.rglob("*"), draft) if folder else (draft,):
@@ -62,6 +61,14 @@ def written(
         raise cannot_write(path, error, kind) from error
     finally:
         _remove(draft)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, if they are not there; their names are on the disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
 
 
 def _remove(path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Crashes after a share of all writes, by the laboratory in benchmarks/crash."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.crash.disk import WAYS, Disk, read_tree, trees
+from benchmarks.crash.recorder import recording
+from benchmarks.crash.replay import record, replay
+from benchmarks.crash.scenarios import SCENARIOS
+from wima.storage.files import replace_text
+
+SHARES = {"run": 0.025, "resume": 0.02, "sweep": 0.004, "report": 0.03, "averages": 0.1}
+
+
+@pytest.mark.parametrize("name", ["run", "resume", "averages"])
+def test_the_recorder_misses_nothing(name, tmp_path):
+    before, operations = record(SCENARIOS[name], tmp_path / "files")
+    disk = Disk(before)
+    for operation in operations:
+        disk.play(operation)
+    assert disk.left("killed") == read_tree(tmp_path / "files")
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_whatever_a_crash_leaves_goes_on_to_the_same_end(name):
+    verdicts = Counter(verdict for _, verdict in replay(name, SHARES[name]))
+    assert verdicts.total() > 2 and set(verdicts) == {"same"}, verdicts
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+    replace_text(tmp_path / "file", "old")
+    before = read_tree(tmp_path)
+    with recording(tmp_path) as operations:
+        replace_text(tmp_path / "file", "new, and longer")
+    found = {tree["file"] for _, tree in trees(operations, before)}
+    assert found == {b"old", b"new, and longer"}
+
+
+def test_a_file_that_is_not_synced_is_lost(tmp_path: Path):
+    """That the laboratory can tell."""
+    with recording(tmp_path) as operations:
+        (tmp_path / "draft").write_text("text")
+        (tmp_path / "draft").rename(tmp_path / "file")
+    disk = Disk()
+    for operation in operations:
+        disk.play(operation)
+    found = [disk.left(way) for way in WAYS]
+    assert found == [{"file": b"text"}, {"file": bytes(4)}, {"file": b""}, {}]
+
+
+def test_a_run_says_done_when_its_models_are_on_the_disk(tmp_path):
+    before, operations = record(SCENARIOS["run"], tmp_path / "files")
+    models = read_tree(tmp_path / "files" / "run" / "models")
+    for _, tree in trees(operations, before):
+        if b'"state": "done"' in (tree.get("run/status.json") or b""):
+            assert {name: tree[f"run/models/{name}"] for name in models} == models
