@@ -10,28 +10,50 @@ import torch
 
 import wima
 from tests.helpers.pools import Lasting
-from tests.helpers.unequal import OPTIONS, task_of
-from wima.core.errors import Diverged, UsageError
+from tests.helpers.unequal import BAD, EIGHT, OPTIONS, one_bad_example, task_of
+from wima.core.errors import Diverged, RunError, UsageError
 from wima.data.batches import LocalSGD, batches, shortened
 from wima.engine.faults import Faults
 
 ENGINES = ["reference", "serial", "batched", "processes"]
+ONE_STEP = {"rounds": 6, "clients_per_round": len(EIGHT), "steps": 1, "eval_every": 0}
 
 
 def play(engine="serial", faults=None, algorithm=None, poison=None, **changes) -> wima.Result:
+    return run_of(task_of(poison), engine, faults, algorithm, **changes)
+
+
+def run_of(task, engine="serial", faults=None, algorithm=None, **changes) -> wima.Result:
     workers = 2 if engine == "processes" else None
     options = {**OPTIONS, "engine": engine, "workers": workers, **changes}
-    return wima.run(task_of(poison), algorithm, faults=faults, **options)
+    return wima.run(task, algorithm, faults=faults, **options)
+
+
+def assert_equal(result: wima.Result, expected: wima.Result, engine: str) -> None:
+    """To the bit, apart from the engine that is equal up to rounding."""
+    one, two = result.vectors["plain"], expected.vectors["plain"]
+    if engine == "batched":
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
+    else:
+        assert torch.equal(one, two)
 
 
 @pytest.fixture(scope="module")
-def pools() -> Iterator[dict[bool, Lasting]]:
-    """Whether a client is poisoned -> worker processes for many runs."""
-    how = LocalSGD(batch_size=OPTIONS["batch_size"]), OPTIONS["seed"], OPTIONS["clients_per_round"]
-    lasting = {poison is not None: Lasting(task_of(poison), *how) for poison in (None, 1)}
+def pools() -> Iterator[dict[str, Lasting]]:
+    """What is wrong with a client -> worker processes for many runs."""
+    seed, size = OPTIONS["seed"], OPTIONS["batch_size"]
+    how = LocalSGD(batch_size=size), seed, OPTIONS["clients_per_round"]
+    one_step = LocalSGD(batch_size=size, steps=1), seed, len(EIGHT)
+    lasting = {wrong_in(task): Lasting(task, *how) for task in (task_of(), task_of(1))}
+    lasting["nan"] = Lasting(one_bad_example(), *one_step)
     yield lasting
     for pool in lasting.values():
         pool.pool.close()
+
+
+def wrong_in(task: wima.Task) -> str:
+    x = task.data.x
+    return "inf" if np.isinf(x).any() else "nan" if np.isnan(x).any() else ""
 
 
 @pytest.fixture
@@ -39,8 +61,7 @@ def lasting(request, monkeypatch) -> None:
     """Let runs on `processes` take the workers that are there."""
     if request.node.callspec.params["engine"] == "processes":
         pools = request.getfixturevalue("pools")
-        chosen = lambda setup, *_: pools[bool(np.isinf(setup.task.data.x).any())]  # noqa: E731
-        monkeypatch.setattr(wima.engine, "Processes", chosen)
+        monkeypatch.setattr(wima.engine, "Processes", lambda setup, *_: pools[wrong_in(setup.task)])
 
 
 @pytest.mark.parametrize(
@@ -90,12 +111,8 @@ def test_stragglers_do_the_first_part_of_their_steps():
 @pytest.mark.parametrize("algorithm", [wima.FedAvg(), wima.Scaffold(), wima.Mime()])
 def test_faults_are_the_same_in_every_engine(engine, algorithm, lasting):
     faults = Faults(dropout=0.3, stragglers=0.5)
-    plain = play("reference", faults, algorithm).vectors["plain"]
-    other = play(engine, faults, algorithm).vectors["plain"]
-    if engine == "batched":
-        torch.testing.assert_close(other, plain, rtol=0, atol=1e-5)
-    else:
-        assert torch.equal(other, plain)
+    expected = play("reference", faults, algorithm)
+    assert_equal(play(engine, faults, algorithm), expected, engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -104,19 +121,50 @@ def test_clients_that_are_not_finite_are_excluded_and_counted(engine, lasting):
     excluding = play(engine, Faults(exclude=True), poison=1, cohorts=cohorts, eval_every=0)
     assert [r.excluded for r in excluding.records] == [(), *[(1,)] * 5]
     without = play(poison=1, cohorts=lambda seed, t: [0, 2], eval_every=0)
-    a, b = excluding.vectors["plain"], without.vectors["plain"]
-    if engine == "batched":
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
-    else:
-        assert torch.equal(a, b)
+    assert_equal(excluding, without, engine)
+
+
+SENDING = [
+    wima.Scaffold(option="I"),
+    wima.Scaffold(option="II"),
+    wima.MimeLite(),
+    wima.Mime(),
+    wima.FedDyn(alpha=0.1),
+    wima.AdaBest(),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("algorithm", SENDING, ids=repr)
+def test_one_bad_example_costs_one_client_and_nobody_else(engine, algorithm, lasting):
+    task = one_bad_example()
+    excluding = run_of(task, engine, Faults(exclude=True), algorithm, **ONE_STEP)
+    excluded = [r.excluded for r in excluding.records]
+    assert set(excluded) <= {(), (BAD,)} and (BAD,) in excluded
+    if algorithm.full_gradient != "none":  # which the bad example is always part of
+        assert set(excluded) == {(BAD,)}
+    others = lambda seed, t: [i for i in range(len(EIGHT)) if i not in excluded[t]]  # noqa: E731
+    without = run_of(task, "serial", None, algorithm, cohorts=others, **ONE_STEP)
+    assert_equal(excluding, without, engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_round_of_which_all_are_excluded_keeps_the_model(engine, lasting):
     faults, cohorts = Faults(exclude=True), lambda seed, t: [1]
-    result = play(engine, faults, poison=1, cohorts=cohorts, eval_every=0)
+    result = play(engine, faults, poison=1, cohorts=cohorts, eval_every=0, rounds=2)
     assert torch.equal(result.vectors["plain"], task_of().init(OPTIONS["seed"]))
     assert all(r.excluded == (1,) for r in result.records)
+
+
+@pytest.mark.parametrize("algorithm", [wima.FedAvg(), wima.Mime()])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_three_rounds_in_a_row_without_a_usable_update_end_the_run(engine, algorithm, lasting):
+    def bad(*rounds: int):
+        return lambda seed, t: [1] if t in rounds else [0, 1]
+
+    play(engine, Faults(exclude=True), algorithm, 1, cohorts=bad(0, 1, 3, 4), eval_every=0)
+    with pytest.raises(RunError, match="No client sent a usable update in 3 rounds in a row"):
+        play(engine, Faults(exclude=True), algorithm, 1, cohorts=bad(3, 4, 5), eval_every=0)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

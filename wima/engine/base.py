@@ -41,6 +41,10 @@ class Setup(NamedTuple):
         """The weight of a client's delta, before division by the cohort's sum."""
         return float(self.task.data.size(client)) if self.weighting == "examples" else 1.0
 
+    def usable(self, *sent: Any) -> bool:
+        """Whether what a client sent may be used: with `exclude`, only if all of it is finite."""
+        return not self.faults.exclude or all(is_finite(vector) for vector in vectors(sent))
+
 
 class RoundState(NamedTuple):
     """All that a round changes.  `memory` is changed in place, the rest replaced."""
@@ -49,7 +53,7 @@ class RoundState(NamedTuple):
     server: State
     opt: OptState
     memory: ClientMemory
-    excluded: tuple[int, ...] = ()  # clients of the last round whose models were not finite
+    excluded: tuple[int, ...] = ()  # clients of the last round that sent what is not finite
 
 
 class Engine:

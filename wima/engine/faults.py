@@ -18,7 +18,8 @@ class Faults:
 
     stragglers: the probability that one stops early, after a share of its steps that is uniform
     between 0 and 1, but after at least one step.
-    exclude: leave out clients whose model is not finite; else such a run ends as diverged.
+    exclude: leave out clients that send a vector which is not finite, or would remember one; else
+    such a run ends as diverged.
     """
 
     dropout: float = 0.0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from wima.algorithms.base import Local, Visit
+from wima.algorithms.base import Local, State, Visit
 from wima.core.vector import Vector
 from wima.data.batches import batches
-from wima.engine.base import Engine, RoundState, RunningMean, Setup, is_finite, located, untouched
+from wima.engine.base import Engine, RoundState, RunningMean, Setup, located, untouched
 from wima.engine.local import Problem, full_gradient
 from wima.task.evaluation import Metrics
 
@@ -30,9 +30,9 @@ class Reference(Engine):
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         algorithm, data = self.setup.algorithm, self.setup.task.data
         w, rest = state.w[: self.setup.trained], state.w[len(state.w[: self.setup.trained]) :]
-        server = self._observe(state, t, cohort, lr)
-        deltas, extras, rests, excluded = RunningMean(), RunningMean(), RunningMean(), []
-        for i in cohort:
+        server, observed = self._observe(state, t, cohort, lr)
+        deltas, extras, rests, counted = RunningMean(), RunningMean(), RunningMean(), []
+        for i in observed:
             weight = self.setup.weight(i)
             with located(t, "client_init", i), untouched(w):
                 client = state.memory.read(i, w)
@@ -40,40 +40,48 @@ class Reference(Engine):
                 local = algorithm.local(w, server, client)
             with located(t, "local training", i):
                 visit, end_rest = self._visit(state.w, local, t, i, lr)
-            if self.setup.faults.exclude and not is_finite(torch.cat([visit.end, end_rest])):
-                excluded.append(i)
+            if not self.setup.usable(visit, end_rest):
                 continue
             with located(t, "client_finish", i), untouched(w, server, client, visit):
                 extra, client = algorithm.client_finish(visit, server, client)
+            if not self.setup.usable(visit.delta, rest - end_rest, extra, client):
+                continue
+            counted.append(i)
             state.memory.write(i, client)
             deltas.add(visit.delta, weight)
             rests.add(rest - end_rest, weight)
             if extra is not None:
                 extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
         delta, extra, moved = deltas.value, extras.value, rests.value
+        excluded = tuple(i for i in cohort if i not in counted)
         if delta is None or moved is None:
-            return state._replace(excluded=tuple(excluded))
-        fraction = (len(cohort) - len(excluded)) / data.num_clients
+            return state._replace(excluded=excluded)
+        fraction = len(counted) / data.num_clients
         with located(t, "server_update"), untouched(w, server, delta, extra):
             gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
         step, opt = self.setup.server_opt.update(gradient, state.opt)
         w = torch.cat([w - step, rest - moved])
-        return RoundState(w, server, opt, state.memory, tuple(excluded))
+        return RoundState(w, server, opt, state.memory, excluded)
 
-    def _observe(self, state: RoundState, t: int, cohort: list[int], lr: float) -> object:
-        """Phase A of MIME: the cohort's mean full gradient at w."""
+    def _observe(
+        self, state: RoundState, t: int, cohort: list[int], lr: float
+    ) -> tuple[State, list[int]]:
+        """Phase A of MIME: take in the mean full gradient at w, and say which clients go on."""
         algorithm = self.setup.algorithm
         if algorithm.full_gradient != "cohort":
-            return state.server
-        gradients = RunningMean()
+            return state.server, cohort
+        gradients, usable = RunningMean(), []
         for i in cohort:
             with located(t, "full gradient", i):
                 gradient = self._full_gradient(state.w, t, i, lr)
-            gradients.add(gradient, self.setup.weight(i))
+            if self.setup.usable(gradient):
+                usable.append(i)
+                gradients.add(gradient, self.setup.weight(i))
         mean = gradients.value
-        assert mean is not None
+        if mean is None:
+            return state.server, []
         with located(t, "observe"), untouched(mean, state.server):
-            return algorithm.observe(mean, state.server)
+            return algorithm.observe(mean, state.server), usable
 
     def _full_gradient(self, w: Vector, t: int, i: int, lr: float) -> Vector:
         problem = Problem(t, i, lr, w, None, full_gradient=True)

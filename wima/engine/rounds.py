@@ -8,7 +8,7 @@ from typing import NamedTuple
 from wima.algorithms.base import Algorithm, State
 from wima.core.errors import RunError
 from wima.core.vector import Vector
-from wima.engine.base import Engine, RoundState, Setup, evaluate_here, is_finite, located
+from wima.engine.base import Engine, RoundState, Setup, evaluate_here, located
 from wima.engine.local import Problem, Solution, Solver, visit_of
 from wima.engine.server import Means, Updates, observed, step
 from wima.task.evaluation import Metrics
@@ -79,12 +79,12 @@ class Pooled(Engine):
             begun = self._opening(state, t, cohort, lr)
         server, problems = state.server, begun.problems
         if self.setup.algorithm.full_gradient == "cohort":
-            server = observed(self.setup, server, t, self._gradients(problems))
-            problems = self._problems(state, server, t, cohort, lr)
-        means, excluded = self._train(state, server, problems)
+            server, usable = self._observe(server, t, problems)
+            problems = self._problems(state, server, t, usable, lr)
+        means, counted = self._train(state, server, problems) if problems else (None, [])
         if means is not None:
             state = step(self.setup, state, server, means, t)
-        return state._replace(excluded=excluded)
+        return state._replace(excluded=tuple(i for i in cohort if i not in counted))
 
     def _opening(self, state: RoundState, t: int, cohort: list[int], lr: float) -> Opening:
         """MIME's round opens with full gradients at w, any other with training."""
@@ -94,10 +94,18 @@ class Pooled(Engine):
             problems = self._problems(state, state.server, t, cohort, lr)
         return Opening(t, state.w, problems)
 
-    def _gradients(self, problems: list[Problem]) -> Iterator[tuple[float, Vector]]:
-        for problem, solution in self.pool.solve(problems):
-            assert solution.gradient is not None
-            yield self.setup.weight(problem.client), solution.gradient
+    def _observe(self, server: State, t: int, problems: list[Problem]) -> tuple[State, list[int]]:
+        """Phase A of MIME, and the clients whose gradients can be used."""
+        usable = []
+
+        def gradients() -> Iterator[tuple[float, Vector]]:
+            for problem, solution in self.pool.solve(problems):
+                assert solution.gradient is not None
+                if self.setup.usable(solution.gradient):
+                    usable.append(problem.client)
+                    yield self.setup.weight(problem.client), solution.gradient
+
+        return observed(self.setup, server, t, gradients()), usable
 
     def _problems(
         self, state: RoundState, server: State, t: int, cohort: list[int], lr: float
@@ -114,28 +122,30 @@ class Pooled(Engine):
 
     def _train(
         self, state: RoundState, server: State, problems: list[Problem]
-    ) -> tuple[Means | None, tuple[int, ...]]:
-        """The means over the clients' visits, and the clients whose models were not finite."""
+    ) -> tuple[Means | None, list[int]]:
+        """The means over the clients' visits, and the clients that they are of."""
         setup = self.setup
         if self._mean_suffices:
-            weights = [setup.weight(problem.client) for problem in problems]
-            return Means(self.pool.mean_delta(problems, weights), None, None, len(problems)), ()
+            clients = [problem.client for problem in problems]
+            mean = self.pool.mean_delta(problems, [setup.weight(i) for i in clients])
+            return Means(mean, None, None, len(clients)), clients
         w = state.w[: setup.trained]
-        rest, updates, excluded = state.w[len(w) :], Updates(setup), []
+        rest, updates, counted = state.w[len(w) :], Updates(setup), []
         for problem, solution in self.pool.solve(problems):
             assert solution.end is not None
-            i, end = problem.client, solution.end
-            if setup.faults.exclude and not is_finite(end):
-                excluded.append(i)
+            if not setup.usable(solution):
                 continue
-            visit = visit_of(problem, solution)
+            i, visit = problem.client, visit_of(problem, solution)
             with located(problem.t, "client_finish", i):
                 memory = state.memory.read(i, w)
                 extra, memory = setup.algorithm.client_finish(visit, server, memory)
+            delta, moved = visit.delta, rest - solution.end[len(w) :] if len(rest) else None
+            if not setup.usable(delta, moved, extra, memory):
+                continue
+            counted.append(i)
             state.memory.write(i, memory)
-            moved = rest - end[len(w) :] if len(rest) else None
-            updates.add(setup.weight(i), visit.delta, extra, moved)
-        return updates.means(), tuple(excluded)
+            updates.add(setup.weight(i), delta, extra, moved)
+        return updates.means(), counted
 
 
 class Serial(Pool):

@@ -31,6 +31,8 @@ from wima.storage.segments import Storage
 from wima.task.evaluation import Metrics
 from wima.task.task import Task, data_checksum
 
+PATIENCE = 3  # rounds in a row without a usable update, which end the run
+
 
 class Record(NamedTuple):
     """One round as it happened; its metrics are those of the models after t rounds."""
@@ -41,7 +43,7 @@ class Record(NamedTuple):
     metrics: dict[str, Metrics]  # name of the model -> metric -> value; empty if not evaluated
     seconds: float
     dropped: tuple[int, ...] = ()  # clients of the cohort that never answered
-    excluded: tuple[int, ...] = ()  # clients whose models were not finite, see `Faults`
+    excluded: tuple[int, ...] = ()  # clients that sent what is not finite, see `Faults`
 
 
 class Result(NamedTuple):
@@ -68,6 +70,7 @@ class Simulation:
         self.between_rounds = True  # all state is that after t rounds
         self._closed, self._schedule, self._cohorts = False, schedule, cohorts
         self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
+        self._unusable = 0  # rounds in a row of which no update could be used
         self.store = storage.store
         self.state: RoundState = first_state(setup, store=self.store, budget=storage.client_bytes)
         self._largest_norm = options.diverged * max(1.0, _norm(self.state.w))
@@ -147,6 +150,9 @@ class Simulation:
         if not cohort:
             return self.state._replace(excluded=())
         state = self._engine.round(self.state, t, cohort, lr)
+        self._unusable = self._unusable + 1 if len(state.excluded) == len(cohort) else 0
+        if self._unusable == PATIENCE:
+            raise RunError(f"No client sent a usable update in {PATIENCE} rounds in a row.")
         norm = _norm(state.w)
         if not norm <= self._largest_norm:
             raise Diverged(

@@ -45,7 +45,6 @@ from wima.task.evaluation import Metrics
 
 log = logging.getLogger(__name__)
 GRADIENT = f"{MessageType.TRAIN}.gradient"
-PATIENCE = 3  # rounds without any usable update, which end the run
 
 
 class Current(NamedTuple):
@@ -81,7 +80,6 @@ class Federation(Strategy, Engine):
         self._roster: Roster
         self._now: Current
         self._after: RoundState
-        self._empty = 0  # rounds in a row without a usable update
         self._cut: set[int] = set()  # nodes that claimed more examples than agreed
 
     def start(
@@ -199,9 +197,6 @@ class Federation(Strategy, Engine):
         sizes |= {"extra": len(w)} if self._algorithm.sends_extra(w, now.server) else {}
         updates = self._updates(replies, sizes)
         self._after = self._step(updates)
-        self._empty = 0 if updates else self._empty + 1
-        if self._empty == PATIENCE:
-            raise RunError(f"No node sent a usable update in {PATIENCE} rounds in a row.")
         if not updates:
             return None, None
         counts = MetricRecord({"clients": len(updates), "rejected": self.rejected})
