@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,21 @@ def published() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the real data sets are not at hand (no ../shared/data)")
     return SHARED
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 1.5 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(folder)]
+    done = (
+        subprocess.run(command, capture_output=True, check=False) if shutil.which("mount") else None
+    )
+    if done is None or done.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=False)
 
 
 @pytest.fixture

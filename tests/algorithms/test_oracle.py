@@ -161,7 +161,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def pools():
-    how = (LocalSGD(**CLIENT), SEED, max(map(len, COHORTS)))
+    how = (LocalSGD(**CLIENT), SEED)
     lasting = {task_of: Lasting(task_of(), *how) for task_of in (least_squares, classification)}
     yield lasting
     for pool in lasting.values():

@@ -42,10 +42,9 @@ def assert_equal(result: wima.Result, expected: wima.Result, engine: str) -> Non
 def pools() -> Iterator[dict[str, Lasting]]:
     """What is wrong with a client -> worker processes for many runs."""
     seed, size = OPTIONS["seed"], OPTIONS["batch_size"]
-    how = LocalSGD(batch_size=size), seed, OPTIONS["clients_per_round"]
-    one_step = LocalSGD(batch_size=size, steps=1), seed, len(EIGHT)
-    lasting = {wrong_in(task): Lasting(task, *how) for task in (task_of(), task_of(1))}
-    lasting["nan"] = Lasting(one_bad_example(), *one_step)
+    sgd, one_step = LocalSGD(batch_size=size), LocalSGD(batch_size=size, steps=1)
+    lasting = {wrong_in(task): Lasting(task, sgd, seed) for task in (task_of(), task_of(1))}
+    lasting["nan"] = Lasting(one_bad_example(), one_step, seed)
     yield lasting
     for pool in lasting.values():
         pool.pool.close()

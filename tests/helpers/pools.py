@@ -9,6 +9,13 @@ from wima.engine.processes import Processes
 from wima.engine.rounds import Pool
 
 
+class Asking(wima.Algorithm):
+    """Asks for every gradient, so that there is room for them all."""
+
+    full_gradient = "own"
+    path_gradient = True
+
+
 class Lasting(Pool):
     """A pool of worker processes that outlives a run: starting one takes seconds.
 
@@ -17,9 +24,9 @@ class Lasting(Pool):
 
     runs_ahead = True
 
-    def __init__(self, task: Task, sgd: LocalSGD, seed: int, cohort: int) -> None:
-        setup = Setup(task, wima.FedAvg(), SGD(), sgd, "examples", seed)
-        self.pool = Processes(setup, first_state(setup).w, 2, cohort)
+    def __init__(self, task: Task, sgd: LocalSGD, seed: int) -> None:
+        setup = Setup(task, Asking(), SGD(), sgd, "examples", seed)
+        self.pool = Processes(setup, first_state(setup).w, 2)
         self.begin, self.solve = self.pool.begin, self.pool.solve
 
     def close(self) -> None:

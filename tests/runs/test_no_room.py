@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import shutil
 import signal
 import subprocess
 
@@ -39,20 +38,6 @@ def test_a_file_size_limit_ends_the_run_with_the_older_checkpoint_intact(tmp_pat
     resume(path)
     launch(settings, tmp_path / "whole")
     assert outcome(path) == outcome(tmp_path / "whole")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(folder)]
-    done = (
-        subprocess.run(command, capture_output=True, check=False) if shutil.which("mount") else None
-    )
-    if done is None or done.returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=False)
 
 
 def test_a_full_disk_ends_the_run_with_the_older_checkpoint_intact(small_disk, monkeypatch):

@@ -1,11 +1,14 @@
-"""Processor, memory and cores of the machine."""
+"""Processor, memory, cores and files of the machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+from math import ceil
 from pathlib import Path
+
+from wima.core.cgroups import cores_allowed, memory_left
 
 
 def processor() -> str:
@@ -19,13 +22,24 @@ def processor() -> str:
 
 def memory_available() -> float:
     """Bytes that processes can still take; infinity if that is unknown."""
+    free = float("inf")
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable"):
-                return 1024.0 * int(line.split()[1])
-    return float("inf")
+                free = 1024.0 * int(line.split()[1])
+    return min(free, memory_left())
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use, by its affinity and its control groups."""
+    affine = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1
+    return max(1, ceil(min(count, cores_allowed())))
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give an open file so many bytes now, so that a lack of room is an error here."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:  # macOS
+        os.truncate(descriptor, size)

@@ -33,7 +33,7 @@ def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -
             return Pooled(name, setup, Serial(Solver(setup.task, setup.sgd, setup.seed)))
         if name == "processes":
             count = workers or min(cores(), cohort)
-            return Pooled(name, setup, Processes(setup, w, count, cohort, models))
+            return Pooled(name, setup, Processes(setup, w, count, models))
         if name == "batched":
             from wima.engine.batched import Batched  # here: workers do not need it
 

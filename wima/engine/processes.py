@@ -7,7 +7,6 @@ problem, or a batch of examples on which models are evaluated.
 
 from __future__ import annotations
 
-import heapq
 import os
 import selectors
 import weakref
@@ -52,7 +51,7 @@ class Processes(Pool):
 
     runs_ahead = True
 
-    def __init__(self, setup: Setup, w: Vector, workers: int, slots: int, models: int = 1) -> None:
+    def __init__(self, setup: Setup, w: Vector, workers: int, models: int = 1) -> None:
         check(os.name == "posix", "engine 'processes' needs Linux or macOS; use engine 'serial'.")
         check(
             w.device.type == "cpu",
@@ -75,9 +74,9 @@ class Processes(Pool):
         self._close = weakref.finalize(self, _end, self._children, shared)
         keep_freed_memory()
         try:
-            rows = slots + _AHEAD * workers  # evaluation and the next round run side by side
-            handles = allocate(shared, rows, models, w, len(w[: setup.trained]))
-            self._slots, self._free = Slots(handles), list(range(rows))
+            slots = _AHEAD * self._size  # for jobs that children were sent and did not answer
+            handles = allocate(shared, slots, models, w, setup)
+            self._slots, self._free = Slots(handles), list(range(slots))
             self._briefing = pickled(_brief(setup, shared, handles), _REFUSED)
             self._shared = shared
             self._start(self._size)
@@ -94,8 +93,7 @@ class Processes(Pool):
     def _replace(self, child: Child, death: Exited) -> None:
         """Take back the jobs of a child that exited and start another one."""
         jobs = [self._sent.pop(slot) for slot in child.slots]
-        for slot in child.slots:
-            heapq.heappush(self._free, slot)
+        self._free += child.slots
         self._remove(child, _where(jobs[0]) if jobs else "between jobs", death)
         for job in reversed(jobs):
             (self._training if isinstance(job, Train) else self._scoring).appendleft(job)  # type: ignore[arg-type]
@@ -174,7 +172,7 @@ class Processes(Pool):
                     self._send(child, queue.popleft())
 
     def _send(self, child: Child, job: Train | Score) -> None:
-        slot = heapq.heappop(self._free)  # the lowest: others are never touched
+        slot = self._free.pop()
         self._sent[slot] = job
         if isinstance(job, Train):
             message = self._slots.put(slot, job.problem)
@@ -211,7 +209,7 @@ class Processes(Pool):
         else:
             solution = error or self._slots.get_solution(slot, job.problem, answer["steps"])
             self._solved[job.place] = solution
-        heapq.heappush(self._free, slot)
+        self._free.append(slot)
 
     def _do(self, job: Train | Score) -> None:
         """A job, in this process."""

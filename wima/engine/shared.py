@@ -1,20 +1,29 @@
 """Memory that several processes see: unlinked temporary files, handed to children by descriptor.
 
 Nothing is left behind, however a process ends: the system frees the file with its last user.
+Files are in memory (`/dev/shm`) where they fit, else in the temporary folder.  Their space is
+reserved: where it is lacking, the first write to a page would kill the process with a bus error.
+Docker gives a container 64 MB of `/dev/shm`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import mmap
 import os
 import tempfile
 from math import prod
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from wima.core.errors import RunError
+from wima.core.machine import reserve
 from wima.data.mapped import keep_file
+
+MEMORY = "/dev/shm"
 
 
 class Handle(NamedTuple):
@@ -43,7 +52,7 @@ class Shared:
     """Shared arrays of one parent process and the children it starts."""
 
     def __init__(self) -> None:
-        self._files: list[Any] = []
+        self._files: list[IO[bytes]] = []
 
     @property
     def descriptors(self) -> list[int]:
@@ -52,9 +61,7 @@ class Shared:
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Handle:
         """A new array of zeros."""
-        folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (open as long as this object)
-        file.truncate(max(1, prod(shape) * np.dtype(dtype).itemsize))
+        file = _file(max(1, prod(shape) * np.dtype(dtype).itemsize))
         self._files.append(file)
         return Handle(file.fileno(), np.dtype(dtype).str, tuple(shape))
 
@@ -73,3 +80,30 @@ class Shared:
         for file in self._files:
             file.close()
         self._files.clear()
+
+
+def _file(size: int) -> IO[bytes]:
+    """A file without a name that has so many bytes, in memory if they fit there."""
+    folders, reasons = [MEMORY, tempfile.gettempdir()], []
+    for folder in filter(os.path.isdir, folders):
+        try:
+            return _reserved(folder, size)
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror}")
+    raise RunError(
+        f"engine 'processes' shares arrays in files, one of {size / 1e6:,.0f} MB, and there is no "
+        f"room for it ({'; '.join(reasons)}). Set TMPDIR to a folder with more room, or use engine "
+        "'serial'."
+    )
+
+
+def _reserved(folder: str, size: int) -> IO[bytes]:
+    disk = os.statvfs(folder)
+    # Not even begun, if it cannot succeed: that would take all memory there is for a moment.
+    if disk.f_bavail * disk.f_frsize < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+        reserve(file.fileno(), size)
+        stack.pop_all()  # it stays open
+        return file

@@ -10,6 +10,7 @@ from torch import Tensor
 from wima.algorithms.base import Local
 from wima.core.errors import check
 from wima.core.vector import Vector
+from wima.engine.base import Setup
 from wima.engine.local import Problem, Solution
 from wima.engine.shared import Handle, Shared
 
@@ -94,13 +95,15 @@ class Slots:
         return Solution(end, steps, gradient, path)
 
 
-def allocate(shared: Shared, slots: int, models: int, w: Vector, trained: int) -> SlotHandles:
-    """Memory for that many slots; pages are taken when they are first written."""
+def allocate(shared: Shared, slots: int, models: int, w: Vector, setup: Setup) -> SlotHandles:
+    """Memory for that many slots; gradients have some if the algorithm asks for them."""
     check(
         w.dtype in _NUMPY,
         f"engine 'processes' takes models in float32 or float64, got {w.dtype}; use 'serial'.",
     )
-    dtype, d = _NUMPY[w.dtype], len(w)
-    row = (slots, trained)
-    shapes = [(d,), row, row, (slots, d), row, row, (models, d)]
+    dtype, d, trained = _NUMPY[w.dtype], len(w), len(w[: setup.trained])
+    full = slots if setup.algorithm.full_gradient != "none" else 0
+    path = slots if setup.algorithm.path_gradient else 0
+    row, gradients = (slots, trained), [(full, trained), (path, trained)]
+    shapes = [(d,), row, row, (slots, d), *gradients, (models, d)]
     return SlotHandles(*(shared.allocate(shape, dtype) for shape in shapes))
