@@ -13,6 +13,7 @@ from wima.algorithms.base import Algorithm
 from wima.averaging import Averager, Last
 from wima.core.errors import check
 from wima.core.machine import memory_available
+from wima.engine.memory import OVERHEAD
 from wima.runs.settings import Settings
 from wima.storage.ring import BLOCK
 from wima.storage.states import size
@@ -59,7 +60,7 @@ def make_plan(
     model = 4 * d
     budget = float("inf") if settings.client_memory_gb is None else settings.client_memory_gb * 1e9
     memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
-    memory += int(min(clients, budget))
+    memory += int(min(clients, budget)) + (OVERHEAD * visits if clients else 0)
     disk = _records(settings, len(watched)) + len(watched) * model
     if settings.checkpoint_every or settings.checkpoint_minutes:
         states = size(algorithm.init(trained)) + 2 * model  # a server optimizer has at most two
