@@ -24,6 +24,7 @@ from wima.data.batches import LocalSGD, batches
 from wima.data.federated import FederatedData
 from wima.data.sets.digits import digits
 from wima.engine.base import vectors
+from wima.engine.child import Child
 from wima.models import MLP, FemnistCNN, SmallCNN
 from wima.task.task import Task
 
@@ -290,6 +291,39 @@ def test_a_killed_worker_is_replaced_and_nothing_changes():
             assert alive(workers) and alive(workers) != [first]
     expected = wima.run(uneven(), **{**IN_PROCESSES, "engine": "serial"}).vectors["plain"]
     assert torch.equal(simulation.w, expected) and not alive(workers)
+
+
+def when_started(monkeypatch, act) -> None:
+    """Call `act` with each worker right after its start, while it still imports modules."""
+
+    class Watched(Child):
+        def __init__(self, descriptors):
+            super().__init__(descriptors)
+            act(self.process)
+
+    monkeypatch.setattr("wima.engine.processes.Child", Watched)
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_a_worker_that_is_killed_at_its_start_is_started_again_up_to_three_times(
+    deaths, monkeypatch
+):
+    started = []
+
+    def kill(process):
+        started.append(process)
+        if len(started) <= deaths:
+            process.kill()
+
+    when_started(monkeypatch, kill)
+    expected = final(uneven(), engine="serial", **EVERYTHING_ON)
+    if deaths == 2:
+        w = final(uneven(), engine="processes", workers=2, **EVERYTHING_ON)
+        assert torch.equal(w, expected) and len(started) == 3
+    else:
+        with pytest.raises(wima.RunError, match=r"start of a worker.*makes 3 workers"):
+            final(uneven(), engine="processes", workers=3, **EVERYTHING_ON)
+    assert all(process.poll() is not None for process in started)
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])

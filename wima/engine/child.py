@@ -57,11 +57,15 @@ def pickled(what: Any, refused: str) -> bytes:
 class Child:
     """One process and the slots of the jobs it was sent."""
 
-    def __init__(self, briefing: bytes, descriptors: list[int]) -> None:
+    def __init__(self, descriptors: list[int]) -> None:
         self.process = launch("wima.engine.worker", descriptors)
         self.slots: deque[int] = deque()  # in the order in which answers will come
         self._unread = b""
+
+    def brief(self, briefing: bytes) -> None:
+        """Send what the child must know, and wait until it is ready."""
         self._write(len(briefing).to_bytes(8, "little") + briefing)
+        self.receive()
 
     def _write(self, data: bytes) -> None:
         assert self.process.stdin is not None

@@ -79,16 +79,21 @@ class Processes(Pool):
             self._slots, self._free = Slots(handles), list(range(slots))
             self._briefing = pickled(_brief(setup, shared, handles), _REFUSED)
             self._shared = shared
-            self._start(self._size)
+            self._start()
         except BaseException:
             self._close()
             raise
 
-    def _start(self, children: int) -> None:
-        fresh = [Child(self._briefing, self._shared.descriptors) for _ in range(children)]
-        self._children += fresh
-        for child in fresh:
-            child.receive()  # ready
+    def _start(self) -> None:
+        """Start the children that are missing."""
+        while missing := self._size - len(self._children):
+            fresh = [Child(self._shared.descriptors) for _ in range(missing)]
+            self._children += fresh
+            for child in fresh:
+                try:
+                    child.brief(self._briefing)
+                except Exited as death:
+                    self._remove(child, "start of a worker", death)
 
     def _replace(self, child: Child, death: Exited) -> None:
         """Take back the jobs of a child that exited and start another one."""
@@ -97,11 +102,7 @@ class Processes(Pool):
         self._remove(child, _where(jobs[0]) if jobs else "between jobs", death)
         for job in reversed(jobs):
             (self._training if isinstance(job, Train) else self._scoring).appendleft(job)  # type: ignore[arg-type]
-        while len(self._children) < self._size:
-            try:
-                self._start(1)
-            except Exited as another:
-                self._remove(self._children[-1], "start of a worker", another)
+        self._start()
 
     def _remove(self, child: Child, where: str, death: Exited) -> None:
         """Count a worker that exited; too many at one place end the run."""
