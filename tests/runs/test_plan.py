@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections import namedtuple
+from itertools import product
+
+import pytest
+
+from tests.helpers.interrupted import copy_of, outcome, settings_of
 from tests.helpers.unequal import SIZES, task_of
 from wima import WIMA, Scaffold
+from wima.core.errors import UsageError
 from wima.engine.memory import OVERHEAD
+from wima.runs import build
+from wima.runs.launch import FOLDER, launch, resume
 from wima.runs.plan import Plan, make_plan
 from wima.runs.settings import make_settings
+from wima.storage import files
 
 
 def plan_of(**settings) -> Plan:
@@ -23,3 +34,46 @@ def test_bfloat16_halves_past_models_and_leaves_what_clients_remember():
 def test_clients_need_memory_beyond_what_is_kept_in_memory_of_their_states():
     few, many = (plan_of(client_memory_gb=0, rounds=rounds) for rounds in (1, 2))
     assert many.memory - few.memory == OVERHEAD * (len(SIZES) - 4)  # visited in the second round
+
+
+@pytest.mark.parametrize(
+    ("window_store", "gigabytes", "every"),
+    [*product(["memory", "files"], [None], [3, 9]), *product(["files"], [0.0, 0.00005], [9, 1000])],
+)
+def test_a_run_takes_no_more_disk_than_planned(
+    window_store, gigabytes, every, tmp_path, monkeypatch
+):
+    path, plans, taken, sync = tmp_path / "run", [], [], files.sync
+
+    def plan(*arguments):
+        plans.append(make_plan(*arguments))
+        return plans[0]
+
+    def measured(file):
+        sizes = (f.stat().st_size for f in path.rglob("*") if f.is_file())
+        taken.append(sum(sizes))
+        sync(file)
+
+    monkeypatch.setattr(build, "make_plan", plan)
+    monkeypatch.setattr(files, "sync", measured)
+    settings = {"window_store": window_store, "client_memory_gb": gigabytes}
+    settings |= {"algorithm": "scaffold", "checkpoint_every": every, "eval_every": 0}
+    launch(settings_of(**settings), path)
+    assert 0.2 * plans[0].disk < max(taken) <= plans[0].disk
+
+
+def test_a_resumed_run_may_take_what_it_has_taken_already(interrupted, tmp_path, monkeypatch):
+    path = copy_of(interrupted, tmp_path / "run")
+    own = sum(file.stat().st_size for file in (path / FOLDER).iterdir())
+    free, usage = [0], namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(1e9, 0, free[0]))
+    with pytest.raises(UsageError, match=r"needs up to .* MB .*: checkpoint_every=0") as refused:
+        resume(path)
+    advice = re.search(r"Settings that need less: (.*)\.", str(refused.value)).group(1)
+    needed = float(re.search(r"up to ([\d.]+) MB", str(refused.value)).group(1)) * 1e6
+    free[0] = needed + 1e5 - own
+    resume(path)
+    assert outcome(path) == outcome(interrupted / "whole")
+    path, free[0] = copy_of(interrupted, tmp_path / "run"), 1e5
+    resume(path, changes=advice.split())
+    assert outcome(path) == outcome(interrupted / "whole")

@@ -109,7 +109,9 @@ class ClientMemory:
             self._write(store, tensors, about)
         self._fresh.clear()
         names = sorted({place.segment for place in self._where.values()})
-        self._written = {name: self._written[name] for name in names}
+        for name in self._written.keys() - set(names):  # nobody's state is there any more
+            del self._written[name]
+            store.drop(name)
         return names
 
     def _write(self, store: Segments, tensors: dict[str, Tensor], about: dict[str, Json]) -> None:
