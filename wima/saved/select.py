@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from wima.core.checks import check_count, check_one_of
-from wima.core.errors import UsageError, check
+from wima.core.errors import check
+from wima.storage.reading import check_file
 
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 IN_FOLDER = (
@@ -45,6 +47,7 @@ def select(
     check_count("--every", every)
     found: dict[Path, Path] = {}  # a file that is named twice counts once
     for file in (file for name in names for file in _matches(name)):
+        check_file(file)
         found.setdefault(file.resolve(), file)
     files = sorted(found.values(), key=ORDERS[order])
     if last is not None:
@@ -54,10 +57,8 @@ def select(
 
 
 def _matches(name: str) -> list[Path]:
-    if Path(name).exists():
+    if os.path.exists(name) or not glob.has_magic(name):
         return [_file(Path(name))]
-    if not glob.has_magic(name):
-        raise UsageError(f"Cannot read {name}: there is no such file.")
     found = glob.glob(name, recursive=True)
     check(bool(found), f"No file matches {name!r}; expected at least one checkpoint.")
     return [_file(Path(match)) for match in sorted(found)]
@@ -70,7 +71,7 @@ def _file(path: Path) -> Path:
         f"{path} is one part of a model in several files; give its index instead, "
         "such as model.safetensors.index.json, or its folder.",
     )
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return path
     inside = [path / name for name in IN_FOLDER if (path / name).is_file()]
     check(bool(inside), f"The folder {path} holds none of {', '.join(IN_FOLDER)}.")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import reprlib
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from wima.core.errors import UsageError, check
 from wima.saved.tensors import STORED, Array, Spec, check_dtype, damaged
+from wima.storage.reading import check_file, check_unpacked, open_archive
 
 DTYPES = {
     torch.float64: "F64",
@@ -48,29 +49,44 @@ class TorchFile:
         found = _weights(content, where(path, content, key))
         self._weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         for name, tensor in self._weights.items():
-            check(isinstance(name, str), f"{path}: expected names of tensors, got {name!r}.")
-            plain = tensor.layout is torch.strided and tensor.dtype in DTYPES
-            check_dtype(path, name, f"{tensor.dtype}, {tensor.layout}", plain)
+            got = reprlib.repr(name)  # limited: the name may be a tuple of tuples of tuples ...
+            check(isinstance(name, str), f"{path}: expected names of tensors, got {got}.")
+            check_dtype(path, name, f"{tensor.dtype}, {tensor.layout}", _is_plain(tensor))
+        # A tensor that repeats its numbers, with stride 0, may be of any size.
+        check_unpacked(path, sum(tensor.nbytes for tensor in self._weights.values()))
         self.tensors = {
             name: Spec(DTYPES[tensor.dtype], tuple(tensor.shape))
             for name, tensor in self._weights.items()
         }
 
     def read(self, name: str, begin: int, end: int) -> Array:
-        numbers = self._weights[name].detach().reshape(-1)[begin:end]
-        if numbers.dtype == torch.bfloat16:
-            return numbers.view(torch.int16).numpy().view(np.uint16)
-        return numbers.numpy()
+        tensor = self._weights[name].detach()
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.view(torch.int16)
+        if tensor.is_contiguous():
+            numbers: Array = tensor.view(-1)[begin:end].numpy()
+        else:  # transposed, for example; `reshape` would copy all of it for every piece
+            numbers = tensor.numpy().flat[begin:end]
+        return numbers.view(STORED[self.tensors[name].dtype])
 
     def close(self) -> None:
         self._weights = {}  # with the last tensor, the file is unmapped
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its numbers are in memory as they are: not sparse, conjugated or without data."""
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.dtype in DTYPES and not tensor.is_conj() and not tensor.is_neg()
+
+
 def load(path: Path) -> Any:
     """The content of the file; tensors are read when they are used."""
-    check(path.is_file(), f"Cannot read {path}: there is no such file.")
+    check_file(path)
     try:
         mapped = zipfile.is_zipfile(path)  # files of old torch versions cannot be mapped
+        if mapped:
+            open_archive(path).close()
         with warnings.catch_warnings():  # torch suggests an unsafe load
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -84,6 +100,8 @@ def load(path: Path) -> Any:
             "file could run any code that way. Nothing of it was executed. Expected tensors in "
             "plain containers: save model.state_dict() alone."
         ) from None
+    except UsageError:
+        raise
     except Exception as error:  # torch raises whatever damaged bytes lead it to
         raise damaged(path, error) from None
 
@@ -117,7 +135,8 @@ def _weights(content: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _keys(content: Mapping[Any, Any]) -> str:
-    return f"the file holds {', '.join(map(str, list(content)[:12])) or 'nothing'}."
+    keys = [key for key in content if isinstance(key, str)]
+    return f"the file holds {', '.join(f'{key:.80}' for key in keys[:12]) or 'nothing'}."
 
 
 def replaced(path: Path, key: str | None, tensors: Mapping[str, Tensor]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from wima.saved.read import TORCH
 from wima.saved.tensors import STORED, Array, Spec
 from wima.storage.files import new_file
 
+# Of a path that leads out of the folder in which an archive is unpacked.
+OUTSIDE = re.compile(r"^$|^[/\\]|^[A-Za-z]:[/\\]|(^|[/\\])\.\.([/\\]|$)")
 ENDINGS = (".safetensors", ".npz", *TORCH)
 
 
@@ -41,12 +44,22 @@ def check_ending(out: Path) -> None:
 def write(out: Path, content: Content, force: bool = False) -> None:
     """Write a file of the format that its ending names; it is complete or absent."""
     check_ending(out)
+    for name in content.tensors:
+        _check_name(out, name)
     kinds: dict[str, Callable[[Path, Content], None]] = {
         ".safetensors": _safetensors,
         ".npz": _npz,
     }
     with new_file(out, force) as fresh:
         kinds.get(out.suffix.lower(), _torch)(fresh, content)
+
+
+def _check_name(out: Path, name: str) -> None:
+    """Refuse names that a format cannot hold, or that lead out of the folder of who unpacks it."""
+    clean = name.isprintable() and name != "__metadata__"
+    if out.suffix.lower() == ".npz":
+        clean = clean and not OUTSIDE.search(name)
+    check(clean, f"--out {out}: the tensor name {name!r:.80} cannot be written; rename it.")
 
 
 def _safetensors(path: Path, content: Content) -> None:

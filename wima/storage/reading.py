@@ -1,0 +1,142 @@
+"""Reading files that anybody may have written: sizes are checked before anything is allocated."""
+
+from __future__ import annotations
+
+import io
+import stat
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from wima.core.errors import UsageError, check
+
+TEXT = 2**25  # bytes of a text file that is read at once
+LINE = 2**24  # characters of a line
+UNPACKED, RATIO = 2**28, 100  # bytes that any file may unpack to; else so many times its size
+HEADER = 12 + 10_000  # bytes: numpy refuses longer headers
+STORABLE = 2**63 - 1  # bytes; numpy and torch count them in 64 bits
+
+
+def check_file(path: Path) -> None:
+    """Raise `UsageError` unless it is a regular file: pipes and devices may have no end."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise UsageError(f"Cannot read {path}: there is no such file.") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"Cannot read {path}: {reason}.") from None
+    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
+    check(stat.S_ISREG(mode), f"Cannot read {path}: expected a file, got {kind}.")
+
+
+def read_text(path: Path, most: int = TEXT) -> str:
+    """The text of a regular file of at most so many bytes."""
+    check_file(path)
+    size = path.stat().st_size
+    check(size <= most, f"{path} has {size:,} bytes; expected at most {most:,}.")
+    return path.read_text(encoding="utf-8")
+
+
+def complete_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file; what follows the last newline is incomplete, and left out."""
+    check_file(path)
+    with path.open(encoding="utf-8") as file:
+        while line := file.readline(LINE):
+            check(len(line) < LINE, f"{path} has a line of more than {LINE:,} characters.")
+            if line.endswith("\n"):
+                yield line
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Raise `UsageError` if a file unpacks to more than any data would: it would fill the memory.
+
+    Float numbers shrink to a half when they are compressed, images and text to a tenth.
+    """
+    most = max(UNPACKED, RATIO * path.stat().st_size)
+    check(
+        size <= most,
+        f"{path} would unpack to {size:,} bytes, more than {RATIO} times its size; if it is yours, "
+        "save it without compression.",
+    )
+
+
+class Header(NamedTuple):
+    """What an .npy file declares."""
+
+    shape: tuple[int, ...]
+    by_columns: bool
+    dtype: np.dtype[Any]
+    begin: int  # bytes before the numbers
+
+
+_HEADERS: dict[tuple[int, int], Callable[[IO[bytes]], Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def read_header(first: bytes, size: int) -> Header:
+    """The header in the first `HEADER` bytes of an .npy file of `size` bytes.
+
+    Raises `ValueError` unless the file can hold what it declares; Python objects are refused.
+    """
+    file = io.BytesIO(first)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            shape, by_columns, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+    except Exception as error:  # numpy raises whatever damaged bytes lead it to
+        raise ValueError(f"no header of an .npy file ({type(error).__name__}: {error})") from None
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are not loaded")
+    length = max(1, dtype.itemsize)
+    storable = min(shape, default=0) >= 0 and prod(n or 1 for n in shape) * length <= STORABLE
+    if not storable or file.tell() + prod(shape) * length > size:
+        raise ValueError(f"it declares shape {shape} of {dtype}, but has {size:,} bytes")
+    return Header(shape, by_columns, dtype, file.tell())
+
+
+def file_header(path: Path) -> Header:
+    """The header of an .npy file; see `read_header`."""
+    check_file(path)
+    with path.open("rb") as file:
+        return read_header(file.read(HEADER), path.stat().st_size)
+
+
+def open_archive(path: Path) -> zipfile.ZipFile:
+    """Open a zip archive, as .npz files are, whose members can be what they declare.
+
+    Raises `BadZipFile` if they cannot.
+    """
+    check_file(path)
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile):
+        raise
+    except Exception as error:  # zipfile raises whatever damaged bytes lead it to
+        raise zipfile.BadZipFile(f"{type(error).__name__}: {error}") from None
+    try:
+        _check_members(path, archive.infolist())
+    except BaseException:
+        archive.close()
+        raise
+    return archive
+
+
+def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    size = path.stat().st_size
+    for member in members:
+        stored = member.compress_type == zipfile.ZIP_STORED
+        known = stored or member.compress_type == zipfile.ZIP_DEFLATED
+        encrypted = member.flag_bits & 1
+        fits = member.header_offset >= 0 and member.header_offset + member.compress_size <= size
+        fits = fits and (member.file_size == member.compress_size or not stored)
+        if not known or encrypted or not fits:
+            raise zipfile.BadZipFile(f"{member.filename!r:.80} cannot be unpacked")
+    check_unpacked(path, sum(member.file_size for member in members))
