@@ -20,10 +20,13 @@ import numpy as np
 import pooch  # type: ignore[import-untyped]
 
 from wima.core.errors import UsageError, check
-from wima.data.federated import Array, check_labels
+from wima.data.federated import Array, check_classes, check_labels
 from wima.data.mapped import open_mapped
 from wima.data.transform import Transform
 from wima.storage.files import digest, written
+from wima.storage.reading import read_text
+
+NEEDED, OPTIONAL = {"x", "y", "x_test", "y_test"}, {"groups", "offsets"}  # arrays
 
 
 class Remote(NamedTuple):
@@ -81,8 +84,16 @@ def prepare(dataset: DataSet, source: Path) -> Path:
     check(
         source.exists(), f"{source}: there is no such file or folder; expected {dataset.expects}."
     )
-    data = dataset.read(source)
-    check_raw_data(data, source)
+    try:
+        data = dataset.read(source)
+        check_raw_data(data, source)
+    except UsageError:
+        raise
+    except Exception as error:  # readers raise whatever damaged bytes lead them to
+        reason = f"{type(error).__name__}: {error!s:.200}"
+        raise UsageError(
+            f"{source}: damaged, or not {dataset.expects}: {reason}; get it again."
+        ) from None
     final = ready(dataset.name)
     with written(final, folder=True, over=True, kind=UsageError) as draft:
         _write(data, draft)
@@ -135,7 +146,8 @@ def open_ready(name: str) -> Ready:
     try:
         meta = _meta(folder)
         arrays = {key: open_mapped(folder / f"{key}.npy") for key in meta["sha256"]}
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        check_classes(meta["classes"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"The data cache {folder} is damaged ({error}); remove the folder and try again."
         ) from None
@@ -154,5 +166,8 @@ def damaged(name: str) -> list[str]:
 
 
 def _meta(folder: Path) -> dict[str, Any]:
-    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    return {"classes": int(meta["classes"]), "names": meta["names"], "sha256": meta["sha256"]}
+    meta = json.loads(read_text(folder / "meta.json"))
+    sums = dict(meta["sha256"])
+    if not NEEDED <= sums.keys() <= NEEDED | OPTIONAL:
+        raise ValueError(f"meta.json lists the arrays {', '.join(sums):.80}")
+    return {"classes": int(meta["classes"]), "names": meta["names"], "sha256": sums}

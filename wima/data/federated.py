@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -16,11 +16,13 @@ from wima.core.errors import UsageError, check
 from wima.data.mapped import open_mapped
 from wima.data.splits.labels import Ids, as_names, is_integer
 from wima.storage.files import written
+from wima.storage.reading import read_text
 
 if TYPE_CHECKING:
     from wima.data.transform import Transform
 
 Array: TypeAlias = npt.NDArray[Any]
+MOST_CLASSES = 2**20  # in files; a model has a row of weights for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +143,9 @@ class FederatedData:
         """
         path = Path(folder)
         meta = _read_meta(path / "meta.json")
-        x, y = (_read_array(path / f"{field}.npy", open_mapped) for field in ("x", "y"))
-        offsets = _read_array(path / "offsets.npy", np.load)
+        x, y, offsets = (_read_array(path / f"{field}.npy") for field in ("x", "y", "offsets"))
         try:
-            return cls(x, y, offsets, meta["names"], meta["classes"])
+            return cls(x, y, np.array(offsets), meta["names"], meta["classes"])
         except UsageError as error:
             raise UsageError(f"{path} is damaged: {error}") from None
 
@@ -184,6 +185,14 @@ def check_labels(y: Array, classes: int, field: str, rows: Ids | None = None) ->
         raise UsageError(
             f"{field} must hold labels in 0..{classes - 1}, got {judged[at]} at index {index}."
         )
+
+
+def check_classes(classes: int) -> None:
+    """Raise `UsageError` for a number of classes that no model could have."""
+    check(
+        classes <= MOST_CLASSES,
+        f"expected at most {MOST_CLASSES:,} classes, got {classes:,}; number them from 0 on.",
+    )
 
 
 def _check_offsets(offsets: Array, n: int) -> None:
@@ -253,21 +262,19 @@ def _check_ids(clients: Array, num_clients: int | None) -> None:
         )
 
 
-def _read_array(path: Path, load: Callable[[Path], Any]) -> Array:
+def _read_array(path: Path) -> Array:
     check(path.is_file(), f"{path} is missing: a data folder holds {', '.join(_FILES)}.")
     try:
-        array = load(path)
-    except (ValueError, OSError, EOFError) as error:
+        return open_mapped(path)
+    except (ValueError, OSError) as error:
         raise UsageError(f"{path} must be an array written by save(): {error}") from None
-    check(isinstance(array, np.ndarray), f"{path} must be an array, got a zip archive.")
-    return array  # type: ignore[no-any-return]
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
     check(path.is_file(), f"{path} is missing: a data folder holds {', '.join(_FILES)}.")
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        meta = json.loads(read_text(path))
+    except (ValueError, OSError, RecursionError) as error:
         raise UsageError(f"{path} must be JSON written by save(): {error}") from None
     good = isinstance(meta, dict) and {"names", "classes"} <= meta.keys()
     check(good, f"{path} must hold 'names' and 'classes', got {meta!r:.80}.")

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from wima.core.errors import UsageError, check
-from wima.data.federated import Array, Bundle, FederatedData, check_labels
+from wima.core.machine import memory_available
+from wima.data.federated import (
+    MOST_CLASSES,
+    Array,
+    Bundle,
+    FederatedData,
+    check_classes,
+    check_labels,
+)
 from wima.data.mapped import open_mapped
+from wima.storage.reading import open_archive, read_array
 
 NEEDED = ("x", "y", "client", "x_test", "y_test")
 OPTIONAL = ("classes", "num_clients")
-ANY_NUMBER = 2**31  # of classes
 
 
 def load_npz(path: str | os.PathLike[str]) -> Bundle:
@@ -26,7 +33,7 @@ def load_npz(path: str | os.PathLike[str]) -> Bundle:
     that occur.  Examples of client -1 are left out.  Numbers come out as torch wants them: float32
     for real x, int64 for y.
     """
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     try:
         return _bundle(_read(file))
     except UsageError as error:
@@ -38,9 +45,9 @@ def load_folder(path: str | os.PathLike[str]) -> Bundle:
 
     If examples of one client stand together and clients in order, x is not even read.
     """
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     try:
-        check(folder.is_dir(), "there is no such folder; expected one with x.npy, y.npy, ...")
+        check(os.path.isdir(folder), "there is no such folder; expected one with x.npy, y.npy, ...")
         return _bundle(_map(folder))
     except UsageError as error:
         raise UsageError(f"{folder}: {error}") from None
@@ -60,33 +67,42 @@ def _map(folder: Path) -> dict[str, Array]:
 
 
 def _read(file: Path) -> dict[str, Array]:
-    check(file.is_file(), "there is no such file; expected an .npz file.")
+    check(os.path.isfile(file), "there is no such file; expected an .npz file.")
     try:
         check(
             zipfile.is_zipfile(file),
             "expected an .npz file, as np.savez writes it, got something that is no zip archive.",
         )
-        with np.load(file, allow_pickle=False) as archive:
-            missing = [name for name in NEEDED if name not in archive.files]
+        with open_archive(file) as archive:
+            sizes = {m.filename.removesuffix(".npy"): m.file_size for m in archive.infolist()}
+            missing = [name for name in NEEDED if name not in sizes]
             check(
                 not missing,
                 f"expected arrays {', '.join(NEEDED)}; missing {', '.join(missing)}, "
-                f"got {', '.join(archive.files) or 'none'}.",
+                f"got {', '.join(sizes) or 'none':.200}.",
             )
-            return {name: _member(archive, name) for name in archive.files if name in _KNOWN}
+            found = [name for name in sizes if name in _KNOWN]
+            _check_memory(sum(sizes[name] for name in found))
+            return {name: _member(archive, name) for name in found}
     except (OSError, zipfile.BadZipFile) as error:
         raise UsageError(f"expected an .npz file, but it cannot be read: {error}") from None
 
 
-def _member(archive: np.lib.npyio.NpzFile, name: str) -> Array:
+def _check_memory(needed: int) -> None:
+    check(
+        needed < memory_available(),
+        f"its arrays take {needed / 1e9:.1f} GB, more than the memory that is free; save them as "
+        "x.npy, y.npy, ... in a folder, and name the folder: it is mapped from disk.",
+    )
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> Array:
     try:
-        array = archive[name]
-    except (ValueError, EOFError, RuntimeError, zlib.error) as error:
+        return read_array(archive, name)
+    except ValueError as error:
         raise UsageError(
             f"{name} must be an array of plain numbers (or text, for client): {error}"
         ) from None
-    check(isinstance(array, np.ndarray), f"{name} must be an array, got {type(array).__name__}.")
-    return array
 
 
 def _bundle(arrays: dict[str, Array]) -> Bundle:
@@ -95,13 +111,14 @@ def _bundle(arrays: dict[str, Array]) -> Bundle:
     _check_test(x, y, x_test, y_test)
     scalars = {name: _positive_integer(arrays[name], name) for name in OPTIONAL if name in arrays}
     classes, num_clients = scalars.get("classes"), scalars.get("num_clients")
-    limit = classes or ANY_NUMBER
+    limit = classes or MOST_CLASSES
     check_labels(y_test, limit, "y_test")
     train = FederatedData.from_arrays(
         x, y, arrays["client"], classes=limit, num_clients=num_clients
     )
     # Counted after the split: the labels of left-out examples do not count.
     classes = classes or 1 + int(max(train.y.max(), y_test.max()))
+    check_classes(classes)
     return Bundle(replace(train, classes=classes), x_test, y_test, classes)
 
 
@@ -120,7 +137,7 @@ def _check_test(x: Array, y: Array, x_test: Array, y_test: Array) -> None:
 
 def _numbers(x: Array, name: str) -> Array:
     check(
-        x.ndim > 0 and x.dtype.kind in "fiu",
+        x.ndim > 0 and 0 not in x.shape[1:] and x.dtype.kind in "fiu",
         f"{name} must hold numbers, one row per example, got {x.dtype} of shape {x.shape}.",
     )
     return x.astype(np.float32, copy=False) if x.dtype.kind == "f" else x

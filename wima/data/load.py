@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def load(
     own clients, or one class per client.  split: a file with the client of each example.
     options: of the data set, for example augment="batch" for CIFAR.
     """
-    folder = name not in SUMMARIES and Path(name).expanduser().is_dir()
+    folder = name not in SUMMARIES and os.path.isdir(os.path.expanduser(name))
     own = folder or name.endswith(".npz") or name in OWN_CLIENTS
     check(
         not own or (alpha is None and split is None),
@@ -130,8 +131,12 @@ def _there(dataset: DataSet) -> bool:
 def _landmark_folders(options: dict[str, Any]) -> tuple[Path, Path]:
     """The split and the images: given as options, or where the cache keeps them."""
     split, images = options.pop("split_file", None), options.pop("images", None)
-    images = Path(images).expanduser() if images else raw("landmarks") / "train"
-    return Path(split).expanduser() if split else fetch_split(), images
+    check(
+        all(isinstance(given, str | None) for given in (split, images)),
+        f"images and split_file must be paths, got {images!r} and {split!r}.",
+    )
+    images = Path(os.path.expanduser(images)) if images else raw("landmarks") / "train"
+    return Path(os.path.expanduser(split)) if split else fetch_split(), images
 
 
 def _known(maker: Any, name: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from wima.data.download import fetch, is_intact
 from wima.data.federated import Array, Bundle
 from wima.data.load import PUBLIC, SUMMARIES, label_counts, load
 
+LARGEST = 512  # pixels of an image's side in a contact sheet
+COUNTS = 2**27  # numbers in a table of labels per client
+
 
 def public(name: str) -> DataSet:
     """The public data set of that name."""
@@ -58,7 +61,7 @@ def verify_data(name: str) -> Iterator[str]:
         raise UsageError(f"{name} is not in the cache; run `wima data fetch {name}`.")
     try:
         wrong = damaged(name)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         wrong = [str(ready(name) / "meta.json")]
     yield f"{ready(name)}: {'as written' if not wrong else 'DAMAGED'}"
     if bad + wrong:
@@ -75,6 +78,8 @@ def show_data(name: str, out: Path, **split: object) -> Iterator[str]:
         f"{train.num_clients:,} clients with {sizes.min()} to {sizes.max()} examples, "
         f"mean {sizes.mean():.1f}"
     )
+    table = train.num_clients * bundle.classes
+    check(table <= COUNTS, f"{name} has too many clients and classes for a table: {table:,} cells.")
     counts = label_counts(train, bundle.classes)
     shares = counts / counts.sum(axis=1, keepdims=True)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
@@ -87,9 +92,14 @@ def show_data(name: str, out: Path, **split: object) -> Iterator[str]:
         top = np.argsort(-counts[client], kind="stable")[:6]
         parts = [f"{label}: {counts[client, label]}" for label in top if counts[client, label]]
         yield f"client {client}: {', '.join(parts)}"
-    if bundle.kind == "classes" and train.x.ndim == 4:
+    if bundle.kind == "classes" and is_image(train.x.shape[1:]):
         contact_sheet(bundle, out)
         yield f"Contact sheet: {out}"
+
+
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether examples of this shape can be shown, grey or in colours."""
+    return len(shape) == 3 and shape[0] in (1, 3, 4) and max(shape) <= LARGEST
 
 
 def contact_sheet(bundle: Bundle, path: Path, rows: int = 8, columns: int = 16) -> None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from wima.storage.reading import file_header
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +28,7 @@ _files: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary() 
 
 def open_mapped(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """Map an .npy file; writing into the array is an error, since nobody else would see it."""
+    file_header(Path(path))
     array = np.load(path, mmap_mode="c", allow_pickle=False)
     if isinstance(array, np.memmap):
         array.flags.writeable = False

@@ -169,7 +169,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         raise UsageError(f"Cannot read weights from {path}: {error}") from error
     if not isinstance(content, Mapping):
         raise UsageError(f"{path} must hold a state dict, got {type(content).__name__}.")
-    return content
+    return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 
 def _read_npz(path: Path) -> Mapping[str, Tensor]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from wima.core.errors import UsageError, check
 
@@ -107,6 +108,18 @@ def file_header(path: Path) -> Header:
     check_file(path)
     with path.open("rb") as file:
         return read_header(file.read(HEADER), path.stat().st_size)
+
+
+def read_array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    """An array of an .npz file; `ValueError` if it is damaged."""
+    try:
+        member = archive.getinfo(f"{name}.npy")
+        with archive.open(member) as file:
+            read_header(file.read(HEADER), member.file_size)
+        with archive.open(member) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except Exception as error:  # zipfile and numpy raise whatever damaged bytes lead them to
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:

@@ -5,9 +5,11 @@ A record is the label bytes (CIFAR-100: coarse, fine), then 3,072 bytes of pixel
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 import zlib
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -15,38 +17,70 @@ from wima.core.errors import UsageError, check
 from wima.data.cache import DataSet, RawData, Remote
 from wima.data.federated import Array, check_labels
 from wima.data.transform import Images, Transform
+from wima.storage.reading import check_file, check_unpacked
 
 PIXELS = 3 * 32 * 32
+GZIP = b"\x1f\x8b"  # its first bytes
 TERMS = "No licence text; cite Krizhevsky, Learning Multiple Layers of Features (2009)."
 
 
-def member(source: Path, name: str) -> bytes:
-    """A file of that name below a folder, or inside an archive (or the archive in a folder)."""
+class _Limited:
+    """An archive's bytes, refused where they come to more than a file of its size can hold."""
+
+    def __init__(self, path: Path, file: BinaryIO | gzip.GzipFile) -> None:
+        self._path, self._file, self.tell = path, file, file.tell
+
+    def read(self, size: int) -> bytes:
+        check_unpacked(self._path, self._file.tell() + size)
+        return self._file.read(size)
+
+    def seek(self, position: int) -> int:
+        check_unpacked(self._path, position)
+        return self._file.seek(position)
+
+
+def member(source: Path, name: str, size: int) -> bytes:
+    """A file of that name below a folder, or inside an archive (or the archive in a folder).
+
+    Links are not followed in archives.  Of a file that is too long, one byte more is read.
+    """
     if source.is_dir():
         found = sorted(source.rglob(name))
         if found:
-            return found[0].read_bytes()
+            check_file(found[0])
+            with found[0].open("rb") as file:
+                return file.read(size + 1)
         archives = sorted(source.glob("*.tar.gz"))
         check(bool(archives), f"{source}: no file {name} in this folder, and no .tar.gz archive.")
         source = archives[0]
     try:
-        with tarfile.open(source) as archive:
-            path = next((m for m in archive.getmembers() if Path(m.name).name == name), None)
+        check_file(source)
+        with source.open("rb") as first:
+            opened = gzip.open if first.read(2) == GZIP else open
+        with opened(source, "rb") as packed, _tar(_Limited(source, packed)) as archive:
+            files = (m for m in archive if m.isreg() and Path(m.name).name == name)
+            path = next(files, None)
             check(path is not None, f"{source}: no file {name} in this archive.")
             assert path is not None
-            file = archive.extractfile(path)
-            return b"" if file is None else file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            content = archive.extractfile(path)
+            return b"" if content is None else content.read(size + 1)
+    except UsageError:
+        raise
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         raise UsageError(f"{source}: truncated, or no tar archive: {error}") from None
+
+
+def _tar(file: Any) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode="r:")
 
 
 def records(source: Path, name: str, count: int, labels: int) -> tuple[Array, Array]:
     """Label bytes (count, labels) and images (count, 3, 32, 32) of one file."""
-    data, size = member(source, name), count * (labels + PIXELS)
-    check(
-        len(data) == size,
-        f"{source}: {name} must have {size:,} bytes, got {len(data):,}; is it truncated?",
-    )
+    size = count * (labels + PIXELS)
+    data = member(source, name, size)
+    hint = "; is it truncated?" if len(data) < size else " or more."
+    got = f"{len(data):,}{hint}"
+    check(len(data) == size, f"{source}: {name} must have {size:,} bytes, got {got}")
     table = np.frombuffer(data, np.uint8).reshape(count, labels + PIXELS)
     return table[:, :labels], table[:, labels:].reshape(count, 3, 32, 32)
 

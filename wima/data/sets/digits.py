@@ -14,6 +14,7 @@ from wima.data.federated import Array, Bundle, FederatedData
 from wima.data.splits.assignment import read_assignment
 from wima.data.splits.labels import split
 from wima.storage.files import written
+from wima.storage.reading import open_archive, read_array
 
 CLASSES = 10
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -27,10 +28,10 @@ def load_digits_split() -> tuple[Array, Array, Array, Array]:
     """
     file = cache() / "ready" / f"digits-{version('scikit-learn')}.npz"
     try:
-        with np.load(file, allow_pickle=False) as kept:
-            x_train, y_train, x_test, y_test = (kept[name] for name in ARRAYS)
+        with open_archive(file) as kept:
+            x_train, y_train, x_test, y_test = (read_array(kept, name) for name in ARRAYS)
             return x_train, y_train, x_test, y_test
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+    except (OSError, ValueError, BadZipFile):
         arrays = _from_sklearn()
     # A cache that cannot be written only costs time.
     with suppress(RunError), written(file) as draft, draft.open("wb") as opened:

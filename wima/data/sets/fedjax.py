@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,10 @@ import numpy as np
 from wima.core.errors import UsageError, check
 from wima.data.cache import Remote
 from wima.data.federated import Array
+from wima.data.splits.labels import check_names
+from wima.storage.reading import UNPACKED, check_file, check_unpacked
 
+STEPS, INTERVAL = 10**7, 10**5  # of SQLite's machine; between two looks at their number
 ADDRESS = "https://storage.googleapis.com/gresearch/fedjax/"
 Client = tuple[str, Array, Array]  # name, examples, labels
 DTYPES = {"float32", "float64", "int32", "int64", "uint8", "int8", "bool"}
@@ -29,24 +34,52 @@ DTYPES = {"float32", "float64", "int32", "int64", "uint8", "int8", "bool"}
 
 def clients(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each client's name and arrays, in the order of names; the arrays must have these columns."""
-    check(path.is_file(), f"{path}: there is no such file.")
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    query = "SELECT client_id, data, num_examples FROM federated_data ORDER BY 1"
+    unpacked = 0
     try:
-        rows = db.execute("SELECT client_id, data, num_examples FROM federated_data ORDER BY 1")
-        for client, blob, count in rows:
-            name = client.decode() if isinstance(client, bytes) else str(client)
-            arrays = _decode(path, name, blob)
-            for column in columns:
-                got = list(arrays)
-                check(column in arrays, f"{path}: client {name} has no {column}, got {got}.")
-            found = len(arrays[columns[0]])
-            check(
-                found == count and count > 0,
-                f"{path}: client {name} should have {count} examples, got {found}.",
-            )
-            yield name, arrays
-    except sqlite3.DatabaseError as error:
+        with opened(path, "federated_data") as db:
+            for client, blob, count in db.execute(query):
+                name = client.decode() if isinstance(client, bytes) else str(client)
+                content = _unpack(path, name, blob)
+                unpacked += len(content)
+                check_unpacked(path, unpacked)
+                yield name, _checked(path, name, _decode(path, name, content), columns, count)
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not FedJAX's SQLite file, or damaged: {error}") from None
+
+
+def _checked(
+    path: Path, name: str, arrays: dict[str, Any], columns: Sequence[str], count: Any
+) -> dict[str, Any]:
+    for column in columns:
+        got = list(arrays)
+        check(column in arrays, f"{path}: client {name} has no {column}, got {got}.")
+        several = isinstance(arrays[column], list) or np.ndim(arrays[column]) > 0
+        check(several, f"{path}: {column} of client {name} must have a row per example.")
+    found = len(arrays[columns[0]])
+    check(
+        found == count and count > 0,
+        f"{path}: client {name} should have {count} examples, got {found}.",
+    )
+    return arrays
+
+
+@contextmanager
+def opened(path: Path, table: str) -> Iterator[sqlite3.Connection]:
+    """An SQLite file that has this table.
+
+    A view could compute rows without end, and so could a damaged tree: the steps are limited.
+    """
+    check_file(path)
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    looks, most = itertools.count(), (STEPS + 10 * path.stat().st_size) // INTERVAL
+    try:
+        db.set_progress_handler(lambda: next(looks) > most, INTERVAL)
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, UNPACKED)
+        query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND name = ?"
+        if db.execute(query, (table,)).fetchone() is None:
+            raise sqlite3.DatabaseError(f"no such table: {table}")
+        yield db
     finally:
         db.close()
 
@@ -56,6 +89,7 @@ def joined(path: Path, clients: Iterable[Client], kind: str) -> tuple[Array, Arr
     found = list(clients)
     check(bool(found), f"{path}: no {kind}.")
     names, x, y = zip(*found, strict=True)
+    check_names(names)
     client = np.repeat(names, [len(labels) for labels in y])
     return np.concatenate(x), np.concatenate(y).astype(np.int64), client
 
@@ -69,11 +103,22 @@ def check_folder(source: Path, names: tuple[str, str]) -> None:
     check(source.is_dir(), f"{source}: expected the folder that holds {names[0]} and {names[1]}.")
 
 
-def _decode(path: Path, client: str, blob: bytes) -> dict[str, Any]:
+def _unpack(path: Path, client: str, blob: bytes) -> bytes:
     try:
-        arrays = msgpack.unpackb(zlib.decompress(blob), ext_hook=_array, raw=False)
+        unpack = zlib.decompressobj()
+        content = unpack.decompress(blob, UNPACKED)
+        if not unpack.eof:
+            raise ValueError(f"incomplete, or more than {UNPACKED:,} bytes")
+        return content
+    except (zlib.error, ValueError, TypeError) as error:
+        raise UsageError(f"{path}: the data of client {client} are damaged: {error}") from None
+
+
+def _decode(path: Path, client: str, content: bytes) -> dict[str, Any]:
+    try:
+        arrays = msgpack.unpackb(content, ext_hook=_array, raw=False)
         return dict(arrays)
-    except (zlib.error, ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+    except Exception as error:  # msgpack and numpy raise whatever damaged bytes lead them to
         raise UsageError(f"{path}: the data of client {client} are damaged: {error}") from None
 
 

@@ -14,6 +14,7 @@ from wima.data.cache import DataSet, RawData
 from wima.data.federated import Array
 from wima.data.sets import fedjax
 from wima.data.transform import Ink
+from wima.storage.reading import check_file
 
 FILES = ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite")
 
@@ -48,13 +49,14 @@ def _leaf(folder: Path) -> Iterator[fedjax.Client]:
     paths = sorted(folder.glob("*.json"))
     check(bool(paths), f"{folder}: no .json file in this folder.")
     for path in paths:
+        check_file(path)
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             for user in content["users"]:
                 own = content["user_data"][user]
                 x = np.asarray(own["x"], np.float32).reshape(-1, 28, 28)
                 yield user, x, np.asarray(own["y"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise UsageError(f"{path}: not LEAF's JSON, or damaged: {error!r}") from None
 
 
@@ -63,8 +65,8 @@ def _join(path: Path, writers: Iterator[fedjax.Client]) -> tuple[Array, Array, A
     checked = []
     for name, x, y in writers:
         check(
-            x.shape[1:] == (28, 28) and len(x) == len(y),
-            f"{path}: writer {name} has images of shape {x.shape} and {len(y)} labels.",
+            isinstance(x, np.ndarray) and x.shape[1:] == (28, 28) and len(x) == len(y),
+            f"{path}: writer {name} has images of shape {np.shape(x)} and {len(y)} labels.",
         )
         check(len(x) > 0, f"{path}: writer {name} has no images.")
         checked.append((name, _bytes(x), y))

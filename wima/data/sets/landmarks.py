@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,15 @@ from wima.core.errors import RunError, UsageError, check
 from wima.core.randomness import rng
 from wima.data.cache import Remote
 from wima.data.download import fetch
-from wima.data.federated import Array, Bundle, FederatedData
+from wima.data.federated import Array, Bundle, FederatedData, check_classes
+from wima.data.splits.labels import LONGEST_NAME, as_names
 from wima.data.transform import Address
+from wima.storage.reading import UNPACKED, open_archive, read_text
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 SPLIT = "landmarks-user-160k.zip"
 ADDRESS = f"http://storage.googleapis.com/gresearch/federated-vision-datasets/{SPLIT}"
+PIXELS = 2**26  # of an image: 200 MB in memory
 DIGEST = "md5:53c36bd7d5fc12f927af2820b7e4a57c"
 
 
@@ -62,8 +64,10 @@ class ImageFiles:
         path = self.path(number)
         try:
             with Image.open(path) as image:
+                width, height = image.size
+                check(width * height <= PIXELS, f"it has {width} x {height} pixels, too many")
                 return np.asarray(image.convert("RGB"))
-        except OSError as error:
+        except Exception as error:  # PIL raises whatever damaged bytes lead it to
             raise RunError(f"{path}: cannot be read as an image: {error}") from None
 
     def _resize(self, pixels: Array, height: int, width: int) -> Array:
@@ -107,10 +111,11 @@ def load_landmarks(split: Path, images: Path, size: int = 224) -> Bundle:
     check_count("size", size)
     train = _table(split, "federated_train.csv", ("user_id", "image_id", "class"))
     test = _table(split, "test.csv", ("image_id", "class"))
-    users = np.array([row["user_id"] for row in train])
+    users = as_names([row["user_id"] for row in train])
     ids = np.array([row["image_id"] for row in train + test])
     labels = _classes(split, [row["class"] for row in train + test])
     classes, n = int(labels.max()) + 1, len(train)
+    check_classes(classes)
     transform = ImageFiles(images, ids, size)
     missing = [transform.path(i) for i in range(len(ids)) if not transform.path(i).is_file()]
     if missing:
@@ -134,24 +139,27 @@ def _table(split: Path, name: str, columns: tuple[str, ...]) -> list[dict[str, s
 
 
 def _checked_rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
-    for row in reader:
-        if None in row.values() or not row["image_id"]:
-            raise UsageError(f"{where}, line {reader.line_num}: incomplete row.")
-        if not row["image_id"].isalnum() or len(row["image_id"]) < 3:
-            raise UsageError(f"{where}, line {reader.line_num}: bad id {row['image_id']!r}.")
-        yield row
+    try:
+        for row in reader:
+            line = f"{where}, line {reader.line_num}"
+            check(None not in row.values() and bool(row["image_id"]), f"{line}: incomplete row.")
+            good = row["image_id"].isalnum() and 3 <= len(row["image_id"]) <= LONGEST_NAME
+            check(good, f"{line}: bad id {row['image_id']!r:.80}.")
+            yield row
+    except csv.Error as error:
+        raise UsageError(f"{where}, line {reader.line_num}: {error}.") from None
 
 
 def _text(split: Path, name: str) -> str:
     try:
         if split.is_dir():
-            return next(iter(split.rglob(name))).read_text(encoding="utf-8")
-        with zipfile.ZipFile(split) as archive:
+            return read_text(next(iter(split.rglob(name))), UNPACKED)
+        with open_archive(split) as archive:
             member = next(m for m in archive.namelist() if Path(m).name == name)
             return archive.read(member).decode()
     except StopIteration:
         raise UsageError(f"{split}: no file {name} in it.") from None
-    except (OSError, zipfile.BadZipFile, UnicodeDecodeError) as error:
+    except Exception as error:  # zipfile raises whatever damaged bytes lead it to
         raise UsageError(f"{split}: cannot be read: {error}") from None
 
 

@@ -9,7 +9,6 @@ An Example is a map from names to lists; here `image` (3,072 integers, height x 
 from __future__ import annotations
 
 import lzma
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -20,8 +19,13 @@ import numpy as np
 from wima.core.errors import UsageError, check
 from wima.data.cache import DataSet, RawData, Remote
 from wima.data.federated import Array
+from wima.data.sets import fedjax
 from wima.data.sets.cifar import TERMS, cifar100_images
+from wima.data.splits.labels import check_names
+from wima.storage.reading import check_file, check_unpacked
 
+CHUNK = 2**20  # bytes
+LONGEST = 63  # bits before the last seven of a number
 ARCHIVE = "cifar100.sqlite.lzma"
 
 
@@ -31,13 +35,16 @@ def read_pam(source: Path) -> RawData:
         found = [source / name for name in (ARCHIVE, "cifar100.sqlite") if (source / name).exists()]
         check(bool(found), f"{source}: no {ARCHIVE} and no cifar100.sqlite in this folder.")
         source = found[0]
+    check_file(source)
     if source.suffix == ".sqlite":
         return _read(source, source)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "cifar100.sqlite"
         try:
             with lzma.open(source) as packed, plain.open("wb") as file:
-                shutil.copyfileobj(packed, file)
+                while data := packed.read(CHUNK):
+                    check_unpacked(source, file.tell() + len(data))
+                    file.write(data)
         except (lzma.LZMAError, EOFError, OSError) as error:
             raise UsageError(f"{source}: truncated, or no lzma file: {error}") from None
         return _read(plain, source)
@@ -52,19 +59,18 @@ def _read(path: Path, source: Path) -> RawData:
 def _split(path: Path, source: Path, split: str) -> tuple[Array, Array, Array, Array]:
     """Images, labels, coarse labels and clients; `source` is the file that the user knows."""
     images, labels, groups, clients = [], [], [], []
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
     try:
-        query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
-        for client, blob in db.execute(f"{query} ORDER BY client_id, rowid", (split,)):
-            example = parse_example(memoryview(blob).tobytes())
-            images.append(np.array(example["image"], np.uint8).reshape(32, 32, 3))
-            labels.append(example["label"][0])
-            groups.append(example["coarse_label"][0])
-            clients.append(client.decode() if isinstance(client, bytes) else str(client))
+        with fedjax.opened(path, "examples") as db:
+            for client, blob in db.execute(f"{query} ORDER BY client_id, rowid", (split,)):
+                example = parse_example(memoryview(blob).tobytes())
+                images.append(np.array(example["image"], np.uint8).reshape(32, 32, 3))
+                labels.append(example["label"][0])
+                groups.append(example["coarse_label"][0])
+                clients.append(client.decode() if isinstance(client, bytes) else str(client))
     except (sqlite3.DatabaseError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{source}: not TFF's CIFAR-100, or damaged: {error!r}") from None
-    finally:
-        db.close()
+    check_names(clients)
     check(bool(images), f"{source}: no examples in split {split!r}.")
     x = np.stack(images).transpose(0, 3, 1, 2)
     return x, np.array(labels), np.array(groups), np.array(clients)
@@ -112,7 +118,7 @@ def _integers(data: bytes) -> list[int]:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        if at >= len(data):
+        if at >= len(data) or shift > LONGEST:
             raise ValueError("message ends inside a number")
         byte = data[at]
         value |= (byte & 127) << shift

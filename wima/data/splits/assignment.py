@@ -9,27 +9,31 @@ split.json             {"users": [...], "user_data": {user: {"x": ["img_7_label_
 from __future__ import annotations
 
 import json
+import os
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
 from wima.core.errors import UsageError, check
 from wima.data.federated import Array
+from wima.data.mapped import open_mapped
+from wima.storage.reading import TEXT, open_archive, read_array, read_text
 
+ENTRY = 200  # bytes of a line in a .json file, at most
 _IMAGE = re.compile(r"img_(\d+)_label_(\d+)\.\w+")
 
 
 def read_assignment(source: str, labels: Array) -> Array:
     """The client of each example, checked against the data set."""
     path, _, key = source.partition(".npz:")
-    file = Path(path + ".npz" if key else source).expanduser()
-    check(file.is_file(), f"{file}: there is no such split file.")
+    file = Path(os.path.expanduser(path + ".npz" if key else source))
+    check(os.path.isfile(file), f"{file}: there is no such split file.")
     try:
         clients = _from_json(file, labels) if file.suffix == ".json" else _from_numpy(file, key)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, BadZipFile) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{file}: not a split file: {error!r}") from None
@@ -42,26 +46,29 @@ def read_assignment(source: str, labels: Array) -> Array:
 
 
 def _from_numpy(file: Path, key: str) -> Array:
-    content = np.load(file, allow_pickle=False)
-    if not isinstance(content, np.ndarray):
-        with content:
-            known = ", ".join(content.files)
-            check(key in content.files, f"{file}: say which array, as in {file}:KEY; has {known}.")
-            content = content[key]
+    if is_zipfile(file):
+        with open_archive(file) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            known = ", ".join(names)
+            check(key in names, f"{file}: say which array, as in {file}:KEY; has {known:.200}.")
+            content = read_array(archive, key)
+    else:
+        content = open_mapped(file)
     check(content.dtype.kind in "iu", f"{file}: clients must be integers, got {content.dtype}.")
     clients: Array = content.astype(np.int64)
     return clients
 
 
 def _from_json(file: Path, labels: Array) -> Array:
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(read_text(file, TEXT + ENTRY * len(labels)))
     clients = np.full(len(labels), -1, np.int64)
     for client, user in enumerate(content["users"]):
         for entry in content["user_data"][user]["x"]:
             index, label = _index(entry, file)
             fits = 0 <= index < len(labels) and (label is None or labels[index] == label)
-            check(fits, f"{file}: {entry!r} of user {user!r} does not fit the data set.")
-            check(clients[index] < 0, f"{file}: {entry!r} of user {user!r} has another user too.")
+            whose = f"{entry!r:.80} of user {user!r:.80}"
+            check(fits, f"{file}: {whose} does not fit the data set.")
+            check(clients[index] < 0, f"{file}: {whose} has another user too.")
             clients[index] = client
     return clients
 
@@ -72,5 +79,5 @@ def _index(entry: Any, file: Path) -> tuple[int, int | None]:
         return entry, None
     match = _IMAGE.fullmatch(str(entry).rsplit("/", 1)[-1])
     if match is None:
-        raise UsageError(f"{file}: expected names like img_7_label_3.png, got {entry!r}.")
+        raise UsageError(f"{file}: expected names like img_7_label_3.png, got {entry!r:.80}.")
     return int(match[1]), int(match[2])

@@ -7,6 +7,7 @@ large = nearly so, small = few classes per client, 0 = one class per client.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, TypeAlias, TypeGuard
@@ -18,6 +19,7 @@ from wima.core.errors import UsageError, check
 from wima.core.randomness import rng
 
 Ids: TypeAlias = npt.NDArray[np.int64]
+LONGEST_NAME = 256
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -87,7 +89,12 @@ def dirichlet(labels: npt.ArrayLike, num_clients: int, alpha: float, seed: int) 
 
 def as_names(clients: npt.ArrayLike) -> npt.NDArray[Any]:
     """One name per example, as an array of integers or of text."""
-    names = np.asarray(clients)
+    if isinstance(clients, list | tuple):
+        check_names(name for name in clients if isinstance(name, str))
+    try:
+        names = np.asarray(clients)
+    except ValueError as error:  # lists of unequal length
+        raise UsageError(f"client names must be a list: {error}") from None
     check(
         names.ndim == 1 and names.size > 0,
         f"client names must be a list of one or more, one per example, got shape {names.shape}.",
@@ -103,6 +110,16 @@ def as_names(clients: npt.ArrayLike) -> npt.NDArray[Any]:
         f"client names must be text or integers, got {names.dtype}.",
     )
     return names
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise `UsageError` for long names: in an array, every name takes the space of the longest."""
+    longest = max(names, key=len, default="")
+    check(
+        len(longest) <= LONGEST_NAME,
+        f"client names must have at most {LONGEST_NAME} characters, got one of {len(longest):,} "
+        f"that begins with {longest[:20]!r}.",
+    )
 
 
 def _dirichlet_draw(concentration: Floats, random: np.random.Generator) -> Floats:
