@@ -1,9 +1,12 @@
 """Sweeps: what is missing is run, what failed does not stop the rest."""
 
 import pytest
+from rich.console import Console
 
 from tests.helpers.sweeps import SMALL, jobs_of, played, states
+from wima.experiments import live
 from wima.experiments.definition import experiments
+from wima.experiments.sweep import Sweep
 from wima.runs.folder import read_run
 
 
@@ -72,3 +75,13 @@ def test_a_sweep_with_a_failed_run_ends_with_1_and_names_it(cli):
     grid = ["--grid", "clients_per_round=5,1000", "--jobs", "1", "--out", "r"]
     code, _, errors = cli("sweep", "digits", *SMALL, *grid)
     assert code == 1 and "1 done, 1 failed" in errors and "clients_per_round" in errors
+
+
+def test_the_live_table_shows_names_as_they_are(tmp_path):
+    (job,) = jobs_of()
+    sweep = Sweep([job._replace(name="[/b]")], tmp_path, 1)
+    sweep.states[0].state = "running"
+    console = Console(width=80)
+    with console.capture() as got:
+        console.print(live._table(sweep))
+    assert "[/b]" in got.get()

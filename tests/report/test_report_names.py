@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 from xml.etree import ElementTree
@@ -11,7 +12,9 @@ import numpy as np
 from benchmarks.micro.report import write_run
 from tests.helpers.reports import ROUNDS, curves, data_of, make_sheet
 from wima.experiments.sheet import Cell, write_sheet
+from wima.report.summary import draw_curves
 from wima.report.write import write_report
+from wima.runs.folder import read_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -61,3 +64,33 @@ def test_a_sheet_with_names_that_no_font_has_is_drawn(tmp_path):
     write_report([tmp_path / "in"], tmp_path / "out")
     ElementTree.parse(tmp_path / "out" / "figures" / "sota.svg")
     assert data_of(tmp_path / "out")["tables"][0]["rows"] == [cell.row]
+
+
+def test_names_are_no_formulas_in_a_spreadsheet(tmp_path, no_figures):
+    write_run(tmp_path / "in" / "run", {"rounds": ROUNDS}, curves(0))
+    cell = Cell("=1+1", "@SUM(A1)", 0, "run", {"plain": "plain", "+cmd|x": "wima5"})
+    names = {"rows": [cell.row], "columns": [cell.column], "headings": ["plain", "+cmd|x"]}
+    write_sheet(make_sheet([cell], **names), tmp_path / "in")
+    write_report([tmp_path / "in"], tmp_path / "out")
+    files = [tmp_path / "out" / "data.csv", *(tmp_path / "out" / "tables").glob("*.csv")]
+    cells = [i for f in files for line in csv.reader(f.read_text().splitlines()) for i in line]
+    assert {"'=1+1", "'@SUM(A1)", "'+cmd|x"} <= set(cells)
+    assert not any(re.match(r"[=@]|[-+][^\d]", item) for item in cells)
+
+
+def test_a_run_folder_of_any_name_is_listed(cli, tmp_path):
+    for name in ("[b]", "a\x1b[31m", ":x:"):
+        write_run(tmp_path / "in[/b]" / name, {"rounds": ROUNDS}, curves(0))
+    code, out, err = cli("runs", "in[/b]")
+    assert code == 0 and not err and "\x1b" not in out
+    assert all(name in out for name in ("Runs in in[/b]", " [b] ", r" a\x1b[31m ", " :x: "))
+    code, out, err = cli("runs", "[/b]\x1b[1m")
+    assert code == 2 and r"[/b]\x1b[1m is not a folder" in err
+
+
+def test_names_are_no_formulas_of_mathematics_in_a_picture(tmp_path):
+    odd = r"$\nothing$"
+    write_run(tmp_path / "run", {"rounds": ROUNDS, "data": f"{odd}.npz"}, {odd: np.ones(3)})
+    run = read_run(tmp_path / "run")
+    draw_curves(run, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").exists()

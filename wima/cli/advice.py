@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from wima.core.text import cell, printable
 from wima.saved.advise import Row
 from wima.saved.mean import Decay
 from wima.storage.files import new_file
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 def advice_table(rows: Sequence[Row], metric: str) -> Table:
     """A line per candidate: mean and deviation over end points, gain over plain, its interval."""
     ends = len(rows[0].values)
-    table = Table(title=f"{metric}, mean over {ends} end points")
+    table = Table(title=cell(f"{metric}, mean over {ends} end points"))
     for heading in ("candidate", metric, "deviation", "gain", "±"):
-        table.add_column(heading, justify="left" if heading == "candidate" else "right")
+        table.add_column(cell(heading), justify="left" if heading == "candidate" else "right")
     for row in rows:
         plain = row is rows[0]
         gain = "" if plain else f"{row.gain:+.5f}"
@@ -49,7 +50,7 @@ def draw_advice(rows: Sequence[Row], metric: str, path: Path, force: bool = Fals
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.set_xlabel("window: checkpoints in the mean")
-    axes.set_ylabel(metric)
+    axes.set_ylabel(printable(metric), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     with new_file(path, force) as fresh:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wima.core.text import echo
+
 if TYPE_CHECKING:
     from wima.saved.advise import Row
 
@@ -72,7 +74,7 @@ def average(
     used = done.files
     if isinstance(rule, Window) and window > len(used):
         print(f"Window {window}, but there are {len(used)} checkpoints: all of them were used.")
-    print(f"{out}: {rule.name}, {len(used)} checkpoints, {used[0]} to {used[-1]},")
+    echo(f"{out}: {rule.name}, {len(used)} checkpoints, {used[0]} to {used[-1]},")
     print(f"{done.numbers:,} numbers in {done.tensors:,} tensors.")
 
 
@@ -118,7 +120,7 @@ def _show(rows: list[Row], metric: str, out: Path, force: bool) -> None:
     for line in verdict(rows):
         print(line)
     draw_advice(rows, metric, out, force)
-    print(f"Picture: {out}")
+    echo(f"Picture: {out}")
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from wima.core.text import echo
+
 app = typer.Typer(help="List, fetch, verify, import and show data sets.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; see `wima data list`.")]
 
@@ -25,7 +27,7 @@ def fetch(name: Name) -> None:
     """Download a data set, check it, and prepare it."""
     from wima.data.manage import fetch_data
 
-    print(f"{name}: ready in {fetch_data(name)}")
+    echo(f"{name}: ready in {fetch_data(name)}")
 
 
 @app.command("import")
@@ -35,7 +37,7 @@ def import_(
     """Prepare a data set from a local copy, without a network."""
     from wima.data.manage import import_data
 
-    print(f"{name}: ready in {import_data(name, path)}")
+    echo(f"{name}: ready in {import_data(name, path)}")
 
 
 @app.command()
@@ -65,4 +67,4 @@ def show(
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        print(line)
+        echo(line)

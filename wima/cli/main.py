@@ -16,6 +16,7 @@ from wima.cli.data import app as data_app
 from wima.cli.flower import app as flower_app
 from wima.cli.paper import paper, sweep
 from wima.core.errors import RunError, UsageError
+from wima.core.text import echo
 from wima.core.version import __version__
 
 app = typer.Typer(
@@ -105,7 +106,7 @@ def track(
     from wima.runs.trackers.dispatch import export
 
     for line in export(paths, to.split(",")):
-        print(line)
+        echo(line)
 
 
 @app.command()
@@ -128,8 +129,8 @@ def report(
 
     done = write_report(paths, out, Measure(metric, last, target), force, notes)
     for item in done.omitted:
-        print(f"Left out {item.path}: {item.reason}", file=sys.stderr)
-    print(f"{done.runs} runs, {len(done.tables)} tables. Open {out / 'index.html'}")
+        echo(f"Left out {item.path}: {item.reason}", sys.stderr)
+    echo(f"{done.runs} runs, {len(done.tables)} tables. Open {out / 'index.html'}")
 
 
 @app.command("list")
@@ -188,5 +189,5 @@ def _main() -> None:
 
 
 def _end(message: str, code: int) -> None:
-    print(message, file=sys.stderr)
+    echo(message, sys.stderr)
     sys.exit(code)

@@ -11,6 +11,7 @@ import typer
 
 from wima.cli.arguments import Source
 from wima.core.errors import RunError, unknown
+from wima.core.text import echo
 
 if TYPE_CHECKING:
     from wima.experiments.expand import Job
@@ -90,7 +91,7 @@ def _execute(sheet: Sheet, runs: list[Job], folder: Path, jobs: int | None, dry:
     runner = Sweep(runs, folder, jobs or cores())
     if dry:
         for state in runner.states:
-            print(f"{state.state:<11} {state.job.name}")
+            echo(f"{state.state:<11} {state.job.name}")
         return
     write_sheet(sheet, folder)
     follow(runner)
@@ -100,4 +101,4 @@ def _execute(sheet: Sheet, runs: list[Job], folder: Path, jobs: int | None, dry:
     failed = [s for s in runner.states if s.state not in ("done", "diverged")]
     if failed:
         raise RunError(f"{summary(runner)}\n{again}")
-    print(f"{summary(runner)}\n`wima report {folder} --out REPORT` shows them.")
+    echo(f"{summary(runner)}\n`wima report {folder} --out REPORT` shows them.")

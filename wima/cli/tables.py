@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wima.core.errors import UsageError, check
+from wima.core.text import cell, echo
 from wima.report.statistics import LAST
 from wima.report.summary import Row, draw_curves, summarize
 from wima.runs.folder import Run, read_run, state_of
@@ -18,8 +19,8 @@ def show(run: Run, path: Path) -> None:
     """Print a finished run's table, and draw its curves into its folder."""
     draw_curves(run, path / "curves.png")
     Console().print(summary_table(summarize(run)))
-    print(f"Records: {path / 'records.jsonl'}")
-    print(f"Picture: {path / 'curves.png'}")
+    echo(f"Records: {path / 'records.jsonl'}")
+    echo(f"Picture: {path / 'curves.png'}")
 
 
 def summary_table(rows: list[Row], metric: str = "accuracy") -> Table:
@@ -27,20 +28,20 @@ def summary_table(rows: list[Row], metric: str = "accuracy") -> Table:
     scale, unit = (100, " %") if metric == "accuracy" else (1, "")
     digits = 2 if scale == 100 else 4
     count = rows[0].evaluations if rows else 0
-    table = Table(title=f"Test {metric}{unit}, {count} evaluations in the last {LAST} rounds")
+    table = Table(title=cell(f"Test {metric}{unit}, {count} evaluations in the last {LAST} rounds"))
     for heading in ("model", "mean", "deviation", "gain"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for row in rows:
         gain = "" if row is rows[0] else f"{scale * (row.mean - rows[0].mean):+.{digits}f}"
         mean, deviation = scale * row.mean, scale * row.deviation
-        table.add_row(row.model, f"{mean:.{digits}f}", f"{deviation:.{digits}f}", gain)
+        table.add_row(cell(row.model), f"{mean:.{digits}f}", f"{deviation:.{digits}f}", gain)
     return table
 
 
 def runs_table(folder: Path) -> Table:
     """The runs in a folder: state, progress, and the best accuracy of plain and of any average."""
     check(folder.is_dir(), f"{folder} is not a folder; give one that holds run folders.")
-    table = Table(title=f"Runs in {folder}")
+    table = Table(title=cell(f"Runs in {folder}"))
     for heading in ("run", "state", "rounds", "best plain", "best average"):
         table.add_column(heading, justify="left" if heading in ("run", "state") else "right")
     for path in sorted(p for p in folder.iterdir() if (p / "status.json").exists()):
@@ -49,7 +50,7 @@ def runs_table(folder: Path) -> Table:
             cells = (state_of(run), f"{run.t}/{run.settings.rounds}", *_best(run))
         except (UsageError, KeyError, TypeError) as error:
             cells = ("unreadable", str(error).splitlines()[0][:60], "", "")
-        table.add_row(path.name, *cells)
+        table.add_row(*map(cell, (path.name, *cells)))
     return table
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from wima.core.text import cell
 from wima.experiments.sweep import State, Sweep
 
 
@@ -45,7 +46,7 @@ def _print_ended(sweep: Sweep, console: Console, shown: set[str]) -> None:
         why = f" ({_first_line(state.message)})" if state.message else ""
         left = f"; {_left(sweep)} left" if _left(sweep) else ""
         line = f"{state.state:<11} {state.job.name}{why}  [{len(shown)}/{len(sweep.states)}{left}]"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(cell(line), soft_wrap=True)
 
 
 def _table(sweep: Sweep) -> Table:
@@ -57,7 +58,7 @@ def _table(sweep: Sweep) -> Table:
     table.add_column("s per round", justify="right")
     for state in sweep.states:
         if state.state == "running":
-            table.add_row(state.job.name, f"{state.t}/{state.rounds}", _seconds(state))
+            table.add_row(cell(state.job.name), f"{state.t}/{state.rounds}", _seconds(state))
     return table
 
 

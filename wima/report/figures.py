@@ -64,7 +64,7 @@ def _figure(table: Table, column: str, measure: Measure) -> Any:
         title + (f" (first {len(COLOURS)} rows)" if hidden > 0 else ""), parse_math=False
     )
     axes.set_xlabel("round")
-    axes.set_ylabel(measure.title)
+    axes.set_ylabel(_printable(measure.title), parse_math=False)
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     return figure

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wima.core.text import printable
 from wima.report.statistics import LAST, Curve, score
 from wima.runs.folder import Run
 
@@ -41,17 +42,24 @@ def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
         rounds, values = run.curve(model, metric)
         plain = model == "plain"
         style = "-" if plain else "--"
-        axes.plot(rounds, values, style, label=model, linewidth=0.9 if plain else 2.0)
+        label = _no_formula(model)
+        axes.plot(rounds, values, style, label=label, linewidth=0.9 if plain else 2.0)
     values = run.curve("plain", metric)[1]
     if metric == "accuracy" and values:
         axes.set_ylim(max(0.0, float(np.nanpercentile(values, 10)) - 0.05), 1.0)
     settings = run.settings
     title = f"{settings.algorithm.name} on {Path(settings.data.name).stem}"
     clients = run.environment.get("clients", "all")
-    axes.set_title(f"{title}, {settings.clients_per_round} of {clients} clients per round")
+    title = f"{title}, {settings.clients_per_round} of {clients} clients per round"
+    axes.set_title(_no_formula(title))
     axes.set_xlabel("round")
-    axes.set_ylabel(f"test {metric}")
+    axes.set_ylabel(_no_formula(f"test {metric}"))
     axes.grid(alpha=0.3)
     if run.models:
         axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)
+
+
+def _no_formula(text: str) -> str:
+    """Text that matplotlib shows as it is."""
+    return printable(text).replace("$", r"\$")

@@ -11,6 +11,7 @@ from math import isnan
 from typing import Any, NamedTuple
 
 from wima.core.statistics import LEAST, RISK
+from wima.core.text import in_spreadsheet
 from wima.report.gather import Omitted
 from wima.report.measure import Measure
 from wima.report.tables import PLAIN, Entry, Table
@@ -214,8 +215,14 @@ def latex(table: Table, measure: Measure) -> str:
 
 def comma_separated(lines: Iterable[Sequence[Any]]) -> str:
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(lines)
+    rows = ([_safe(item) for item in line] for line in lines)
+    csv.writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()
+
+
+def _safe(item: Any) -> Any:
+    """Text that no spreadsheet takes for a formula; numbers as they are."""
+    return item if isinstance(item, int | float | None) else in_spreadsheet(str(item))
 
 
 def table_csv(table: Table, measure: Measure) -> str:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from wima.core.errors import Diverged, RunError, UsageError, check
+from wima.core.text import echo
 from wima.engine import NAMES
 from wima.engine.malloc import keep_freed_memory
 from wima.runs import checkpoint
@@ -115,7 +116,7 @@ def resume(
             folder = RunFolder.reopen(path, settings, lock, simulation.t, start.records)
             manifests.discard_after(start.store, simulation.t)
             for remark in start.remarks:
-                print(remark)
+                echo(remark)
             print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
             Runner(simulation, folder, settings, trackers, progress).run()
     finally:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from wima.core.progress import progress_bar
+from wima.core.text import cell, printable
 from wima.simulation.simulation import Record
 
 
@@ -20,7 +21,7 @@ class Progress:
         self._begin, self._latest, self._lines = time.perf_counter(), "", max(1, rounds // 10)
         self._bar = progress_bar(
             "round {task.completed:.0f}/{task.total:.0f}",
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TextColumn("{task.fields[pace]}"),
             console=self.console,
         )
@@ -36,7 +37,7 @@ class Progress:
     def update(self, record: Record) -> None:
         """Show that a round is done."""
         if record.metrics:
-            self._latest = _describe(record)
+            self._latest = printable(_describe(record))
         seconds = time.perf_counter() - self._begin
         rounds_run = record.t - self._done
         pace = f"{rounds_run / max(seconds, 1e-9):.1f} rounds/s"
@@ -45,7 +46,7 @@ class Progress:
         if not self.console.is_terminal and (record.t % self._lines == 0 or last):
             left = seconds / rounds_run * (self.rounds - record.t)
             line = f"round {record.t}/{self.rounds}  {self._latest}  {pace}  {left:.0f} s left"
-            self.console.print(line, highlight=False, soft_wrap=True)
+            self.console.print(cell(line), soft_wrap=True)
 
 
 def _describe(record: Record) -> str:

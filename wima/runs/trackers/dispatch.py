@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from wima.core.errors import RunError, UsageError, check, unknown
+from wima.core.text import echo
 from wima.runs.folder import Run, read_run
 from wima.runs.trackers import BY_NAME
 from wima.runs.trackers.base import Tracker, recorded
@@ -102,4 +103,4 @@ def _reason(error: Exception) -> str:
 
 
 def _warn(text: str) -> None:
-    print(f"Warning: {text}", file=sys.stderr)
+    echo(f"Warning: {text}", sys.stderr)
