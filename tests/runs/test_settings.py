@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from wima.algorithms.server_opt import SGD
 from wima.averaging import BY_NAME as AVERAGERS
@@ -200,3 +203,58 @@ def test_what_an_override_says_replaces_the_file(tmp_path):
     settings = load_settings(str(tmp_path / "s.toml"), ["averagers=wima:window=2"])
     assert settings.averagers == [Choice.model_validate("wima:window=2")]
     assert settings.lr == 0.5
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=5)
+nested = st.recursive(
+    st.booleans() | st.integers() | st.floats() | texts | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@hypothesis.given(st.dictionaries(texts.filter(lambda key: key != "name"), nested, max_size=4))
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_any_parameters_are_written_as_they_are_read_back(parameters):
+    made = make_settings({"data": {"name": "digits", **parameters}})
+    again = make_settings(tomllib.loads(made.to_toml()))
+    assert in_order(again.data.parameters) == in_order(made.data.parameters)
+    assert again.run_id == made.run_id
+
+
+def in_order(value) -> str:
+    """A text that is the same for NaN and NaN, and for any order of keys."""
+    if isinstance(value, dict):
+        return str(sorted((key, in_order(inner)) for key, inner in value.items()))
+    return str([in_order(v) for v in value]) if isinstance(value, list) else repr(value)
+
+
+def test_a_text_that_is_no_text_is_refused():
+    with pytest.raises(UsageError, match="values that TOML can hold"):
+        make_settings({"data": {"name": "digits", "x": "\ud800"}})
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "[inf]", "1979-05-27", "{a = nan}"])
+def test_odd_values_are_refused_by_what_they_are_given_to(cli, value):
+    code, out, err = cli("run", "digits", f"data.metric={value}")
+    assert code == 2 and "Error: " in err and "Traceback" not in out + err
+
+
+@pytest.mark.parametrize(
+    "text", [f"a = {'1' * 5000}", f"a = {'[' * 5000}", "a = \0", "\ufeffa = 1"]
+)
+def test_a_file_that_toml_cannot_hold_is_refused(tmp_path, text):
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"a\.toml is not valid TOML"):
+        read_table(str(tmp_path / "a.toml"))
+
+
+def test_a_pipe_is_no_settings_file(tmp_path):
+    os.mkfifo(tmp_path / "a.toml")
+    with pytest.raises(UsageError, match="Cannot read"):
+        read_table(str(tmp_path / "a.toml"))
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 5000])
+def test_values_that_toml_cannot_read_are_texts(value):
+    assert parse_override(f"a={value}")[0] == "a"

@@ -31,6 +31,7 @@ from wima.core.errors import UsageError, check, unknown
 from wima.data.batches import LocalSGD
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
+from wima.storage.reading import read_text
 
 CHOICES = ("data", "model", "algorithm", "server", "schedule")
 PRESETS = Path(__file__).parent / "presets"
@@ -155,7 +156,7 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
 
     def to_toml(self) -> str:
         """All settings, resolved; `wima run` reads the text back."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        return tomli_w.dumps(self.model_dump(exclude_none=True))  # JSON has no infinity, TOML has
 
 
 def load_settings(source: str, overrides: list[str]) -> Settings:
@@ -185,9 +186,13 @@ def make_settings(table: dict[str, Any]) -> Settings:
     if "window" in table and "averagers" in table:
         raise UsageError("Give window or averagers, not both: window is short for WIMA averagers.")
     try:
-        return Settings.model_validate(table)
+        settings = Settings.model_validate(table)
+        settings.to_toml().encode()
+        return settings
     except ValidationError as error:
         raise UsageError("\n".join(_explain(item) for item in error.errors())) from None
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UsageError(f"Settings must be values that TOML can hold: {error}.") from None
 
 
 def _explain(item: Any) -> str:
@@ -210,10 +215,12 @@ def read_table(source: str) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UsageError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
 
 
@@ -236,7 +243,10 @@ def parse_override(text: str) -> tuple[str, Any]:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (
+        ValueError,
+        RecursionError,
+    ):  # too many digits, or levels
         pass
     try:
         return float(text)  # .1 and 1. are numbers too

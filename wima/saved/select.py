@@ -57,8 +57,9 @@ def select(
 
 
 def _matches(name: str) -> list[Path]:
-    if os.path.exists(name) or not glob.has_magic(name):
+    if os.path.exists(name):
         return [_file(Path(name))]
+    check(glob.has_magic(name), f"Cannot read {name}: there is no such file.")
     found = glob.glob(name, recursive=True)
     check(bool(found), f"No file matches {name!r}; expected at least one checkpoint.")
     return [_file(Path(match)) for match in sorted(found)]

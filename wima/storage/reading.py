@@ -27,8 +27,6 @@ def check_file(path: Path) -> None:
     """Raise `UsageError` unless it is a regular file: pipes and devices may have no end."""
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError:
-        raise UsageError(f"Cannot read {path}: there is no such file.") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"Cannot read {path}: {reason}.") from None

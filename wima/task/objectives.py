@@ -56,10 +56,10 @@ class CharacterAccuracy:
 
 def objective(kind: str, metric: str = "clean") -> Objective:
     """The objective of a kind of data."""
+    if not isinstance(metric, str) or metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
     if kind == "classes":
         return Objective(F.cross_entropy, {"accuracy": accuracy})
-    if metric not in METRICS:
-        raise unknown("metric", metric, METRICS)
     return Objective(sequence_loss, {"accuracy": CharacterAccuracy(*METRICS[metric])})
 
 
