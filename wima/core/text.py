@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # Control characters but tab and newline; marks that reorder text; halves of characters.
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-NUMBER = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)?(?: [\[(][-+−\d., ]*[\])]\*?)*")  # of a report
+NUMBER = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)?(?: [\[(][-+−\d., ]*[\])]\*?†?)*")  # of a report
 
 
 def printable(text: str) -> str:

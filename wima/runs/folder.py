@@ -34,6 +34,7 @@ from wima.runs.settings import Settings, make_settings, read_table
 from wima.simulation.simulation import Record
 from wima.storage.files import cannot_write, digest, remove_drafts, replace_text, written
 from wima.storage.lock import Lock, is_running
+from wima.storage.reading import read_text
 
 STATES = ("running", "done", "interrupted", "diverged", "failed")
 FOLDER = "checkpoints"  # in the run folder
@@ -169,8 +170,7 @@ def read_run(path: Path) -> Run:
     settings = make_settings(read_table(str(path / "settings.toml")))
     try:
         status, around = (
-            json.loads((path / f"{name}.json").read_text(encoding="utf-8-sig"))
-            for name in ("status", "environment")
+            json.loads(read_text(path / f"{name}.json")) for name in ("status", "environment")
         )
         check(status["state"] in STATES and is_count(status["done"], 0), "status.json")
         check(isinstance(around, dict), "environment.json")

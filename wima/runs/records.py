@@ -6,7 +6,6 @@ checkpoints, so that a damaged file costs no rounds.
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 import os
@@ -15,23 +14,14 @@ from itertools import islice
 from pathlib import Path
 
 from wima.storage.files import cannot_write, make_folder, written
+from wima.storage.reading import complete_lines
 
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The complete lines of a file, if there is one, as we write them.
-
-    What follows the last newline was cut off.  Windows' editors add a mark at the beginning and a
-    carriage return to each line: both are dropped.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file):
-            if line.endswith(b"\n"):
-                start = line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
-                yield start.rstrip(b"\r\n") + b"\n"
+    """The complete lines of a file; none if there is no file."""
+    return complete_lines(path) if path.exists() else iter(())
 
 
 def sums(path: Path, counts: Collection[int]) -> dict[int, str]:

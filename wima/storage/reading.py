@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import stat
 import warnings
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from wima.core.errors import UsageError, check
 
 TEXT = 2**25  # bytes of a text file that is read at once
-LINE = 2**24  # characters of a line
+LINE = 2**24  # bytes of a line
 UNPACKED, RATIO = 2**28, 100  # bytes that any file may unpack to; else so many times its size
 HEADER = 12 + 10_000  # bytes: numpy refuses longer headers
 STORABLE = 2**63 - 1  # bytes; numpy and torch count them in 64 bits
@@ -39,17 +40,23 @@ def read_text(path: Path, most: int = TEXT) -> str:
     check_file(path)
     size = path.stat().st_size
     check(size <= most, f"{path} has {size:,} bytes; expected at most {most:,}.")
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8-sig")
 
 
-def complete_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file; what follows the last newline is incomplete, and left out."""
+def complete_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a text file, as we write them; what follows the last newline was cut off.
+
+    Editors on Windows put a mark before the text and a carriage return at the end of each line:
+    both are dropped.
+    """
     check_file(path)
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
+        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            file.seek(0)
         while line := file.readline(LINE):
-            check(len(line) < LINE, f"{path} has a line of more than {LINE:,} characters.")
-            if line.endswith("\n"):
-                yield line
+            check(len(line) < LINE, f"{path} has a line of more than {LINE:,} bytes.")
+            if line.endswith(b"\n"):
+                yield line.rstrip(b"\r\n") + b"\n"
 
 
 def check_unpacked(path: Path, size: int) -> None:
