@@ -287,6 +287,7 @@ def test_a_killed_worker_is_replaced_and_nothing_changes():
         next(simulation)
         (first,) = alive(workers)
         os.kill(first, signal.SIGKILL)
+        workers[0].process.wait()  # a loaded machine takes its time
         for _ in simulation:
             assert alive(workers) and alive(workers) != [first]
     expected = wima.run(uneven(), **{**IN_PROCESSES, "engine": "serial"}).vectors["plain"]
@@ -324,6 +325,20 @@ def test_a_worker_that_is_killed_at_its_start_is_started_again_up_to_three_times
         with pytest.raises(wima.RunError, match=r"start of a worker.*makes 3 workers"):
             final(uneven(), engine="processes", workers=3, **EVERYTHING_ON)
     assert all(process.poll() is not None for process in started)
+
+
+def test_workers_outlive_signals_to_the_whole_process_group_and_end_with_their_input(monkeypatch):
+    def interrupt(process):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM) * 30:
+            os.kill(process.pid, number)
+
+    when_started(monkeypatch, interrupt)
+    with wima.simulate(uneven(), **IN_PROCESSES) as simulation:
+        workers = list(simulation._engine.pool._children)
+        for _ in simulation:
+            interrupt(workers[0].process)
+            assert alive(workers)
+    assert [worker.process.returncode for worker in workers] == [0]
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])

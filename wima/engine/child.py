@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -21,6 +22,7 @@ _START = (
     "import importlib, json, sys; sys.path = json.loads(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
+_OURS = ("SIGINT", "SIGHUP", "SIGTERM")
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -29,14 +31,32 @@ class Exited(RunError):  # noqa: N818  (it is the child that errs)
 
 
 def launch(module: str, descriptors: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """A process that runs `main` of the module, with one thread and pipes to this process."""
-    return subprocess.Popen(
-        [sys.executable, "-c", _START, json.dumps(sys.path), module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pass_fds=descriptors,
-        env={**os.environ, **_ENVIRONMENT},
-    )
+    """A process that runs `main` of the module, with one thread and pipes to this process.
+
+    It ends when its input closes, and not by signals that a terminal or a batch system sends to all
+    processes of a run: this process handles them, and may want to finish what it is doing.
+    """
+    with _blocked(*_OURS):
+        return subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(sys.path), module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=descriptors,
+            env={**os.environ, **_ENVIRONMENT},
+        )
+
+
+@contextlib.contextmanager
+def _blocked(*names: str) -> Iterator[None]:
+    """Signals wait until the block is left; processes that are started in it never get them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.Signals[name] for name in names])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def exit_message(process: subprocess.Popen[bytes]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
 import sys
 import traceback
 from typing import Any, BinaryIO, NamedTuple
@@ -42,7 +41,6 @@ class Briefing(NamedTuple):
 
 def main() -> None:
     """Serve until standard input closes, which it does when the parent ends, however it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     keep_freed_memory()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
