@@ -34,4 +34,5 @@ def cell(text: str) -> Text:
 
 def in_spreadsheet(text: str) -> str:
     """The text with a ' before it if a spreadsheet would take it for a formula."""
-    return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text
+    formula = text.startswith(FORMULA) and text != "-" and not NUMBER.fullmatch(text)
+    return f"'{text}" if formula else text

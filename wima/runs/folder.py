@@ -128,7 +128,9 @@ class Run:
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a model's metric, where it was evaluated."""
-        curves = self._curves[model]
+        curves = self._curves.get(model)
+        if curves is None:
+            return [], []
         rounds, values = curves[metric]
         if any(len(values) < len(other) for _, other in curves.values()):
             raise KeyError(metric)

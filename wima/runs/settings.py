@@ -120,7 +120,7 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     checkpoint_minutes: float = Field(10.0, ge=0)  # 0: only by rounds
     window_store: Literal["memory", "files"] = "memory"  # past models
     client_memory_gb: float | None = None  # of clients' memory in memory; the rest is in files
-    store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models and clients' memory
+    store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models
     trackers: list[str] = Field([])  # where the run is recorded besides its folder
 
     @model_validator(mode="before")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from wima.core.errors import RunError, UsageError
+from wima.core.machine import reserve
 from wima.storage.files import digest, remove_drafts, written
 
 SUFFIX = ".safetensors"
@@ -124,7 +124,7 @@ def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Ten
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".window-") as file:
-            _reserve(file.fileno(), size * dtype.itemsize)
+            reserve(file.fileno(), size * dtype.itemsize)
             rows = torch.from_file(file.name, shared=True, size=size, dtype=dtype)
     except OSError as error:
         needed = f"{size * dtype.itemsize / 1e9:.1f} GB of past models"
@@ -133,17 +133,10 @@ def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Ten
     return rows.view(shape)
 
 
-def _reserve(number: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(number, 0, size)
-    else:  # macOS
-        os.truncate(number, size)
-
-
 class Storage(NamedTuple):
     """Where the large parts of a run's state are kept."""
 
     store: Segments | None = None  # files; without them, all is in memory
     mapped_window: bool = False  # past models in files, not in memory
     client_bytes: float = float("inf")  # of clients' memory in memory; the rest is in files
-    dtype: torch.dtype | None = None  # of past models and clients' memory
+    dtype: torch.dtype | None = None  # of past models
