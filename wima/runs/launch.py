@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import time
 import traceback
@@ -233,7 +234,7 @@ class Runner:
             for record in simulation:
                 folder.append(record)
                 self.trackers.record(record)
-                progress.update(record)
+                self._show(progress, record)
                 if self._stop is not None:
                     self._save()
                     raise Interrupted(self._interrupted(), 128 + self._stop)
@@ -243,6 +244,13 @@ class Runner:
         if self.settings.checkpoint_every or self.settings.checkpoint_minutes:
             self._save()
         folder.close("done")
+
+    def _show(self, progress: Following, record: Record) -> None:
+        """Progress that nobody can see any more does not end the run."""
+        try:
+            progress.update(record)
+        except (OSError, SystemExit):  # rich makes the latter of a broken pipe
+            _forget_viewers()
 
     def _due(self) -> bool:
         rounds, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
@@ -294,7 +302,7 @@ class Runner:
         def ask(number: int, frame: FrameType | None) -> None:
             nonlocal at_once
             if number == HANGUP:
-                _forget_terminal()
+                _forget_viewers()
             if self._stop is None:
                 self._stop = number
             elif not at_once:
@@ -318,10 +326,12 @@ class Runner:
 HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
-def _forget_terminal() -> None:
-    """The terminal was closed: what is printed goes nowhere, instead of failing."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        if os.isatty(number):
-            os.dup2(nowhere, number)
+def _forget_viewers() -> None:
+    """What is printed to a terminal or pipe that was closed goes nowhere, instead of failing."""
+    closed = select.poll()
+    for number in (1, 2):
+        closed.register(number, 0)  # tells errors only
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number, _ in closed.poll(0):
+        os.dup2(nowhere, number)
     os.close(nowhere)
