@@ -26,11 +26,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "or after a share of them (1: all)",
     )
     what.add_argument("--damage", action="store_true", help="damage every file of a run folder")
+    what.add_argument("--fuzz", type=int, metavar="N", help="read N damaged files of all kinds")
     what.add_argument("--report", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--peer", default="all", help=f"comma-separated: {', '.join(PEERS)}")
     parser.add_argument("--turns", type=int, default=5, help="turns of every peer (5)")
     parser.add_argument("--rounds", type=int, help="rounds per turn")
-    parser.add_argument("--seed", type=int, default=0, help="of crashes and damage (0)")
+    parser.add_argument("--seed", type=int, default=0, help="of crashes and damaged files (0)")
     parser.add_argument("--cold", action="store_true", help="do not start peers twice")
     parser.add_argument("--out", type=Path, help="Markdown file to write, with JSON beside it")
     asked = parser.parse_args(argv)
@@ -72,6 +73,10 @@ def laboratory(asked: argparse.Namespace) -> None:
         from benchmarks.crash import replay
 
         sys.exit(replay.main(asked.replay, asked.seed))
+    if asked.fuzz is not None:
+        from benchmarks import fuzz
+
+        sys.exit(fuzz.main(asked.fuzz, asked.seed))
     if asked.damage:
         from benchmarks.crash import damage
 

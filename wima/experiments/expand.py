@@ -23,7 +23,7 @@ from wima.experiments.definition import (
 )
 from wima.experiments.sheet import Cell, Sheet
 from wima.runs.folder import run_name
-from wima.runs.settings import Choice, Settings, change, make_settings, read_table
+from wima.runs.settings import Choice, Settings, as_choice, change, make_settings, read_table
 
 
 class Job(NamedTuple):
@@ -178,7 +178,7 @@ def _scaled(text: str, scale: Scale) -> Choice:
 
     `ema:window=W` has the decay that gives its models the mean age of those in a window of W.
     """
-    choice = Choice.model_validate(text)
+    choice = as_choice(text)
     given = choice.parameters
     for key, factor in (
         ("window", scale.windows),

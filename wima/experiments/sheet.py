@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from wima.core.checks import is_count
 from wima.core.errors import UsageError
 from wima.storage.files import replace_text
+from wima.storage.reading import read_text
 
 SUFFIX = ".sheet.json"
 Kind = Literal["table", "curves"]
@@ -62,11 +63,11 @@ def write_sheet(sheet: Sheet, folder: Path) -> Path:
 def read_sheet(path: Path) -> Sheet:
     """Read a sheet; a damaged one is refused."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         cells = [Cell(**cell) for cell in content.pop("cells")]
         sheet = Sheet(**content, cells=cells)
         _check(sheet)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} is not a sheet of runs: {error}") from None
     return sheet
 

@@ -22,6 +22,7 @@ from wima.report.page import page
 from wima.report.tables import Table, sheet_table
 from wima.report.texts import data_csv, latex, markdown, markdown_page, table_csv
 from wima.storage.files import written
+from wima.storage.reading import read_text
 
 
 class Report(NamedTuple):
@@ -79,7 +80,7 @@ def check_out(out: Path, force: bool) -> None:
 
 def read_notes(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return read_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"Cannot read the notes {path}: {why}.") from error

@@ -25,7 +25,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from wima.core.checks import is_count
+from wima.core.checks import is_count, is_number
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Layout, Vector
 from wima.runs.environment import environment
@@ -194,10 +194,10 @@ def seconds_of(path: Path) -> dict[int, float]:
     """Round -> how long it took, as far as times.jsonl in a run folder says."""
     file = path / "times.jsonl"
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+        lines = complete_lines(file) if file.exists() else ()
         times = json.loads(f"[{','.join(lines)}]")  # at once: a third of the time
         return {line["t"]: float(line["seconds"]) for line in times}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(f"{file} is damaged: {type(error).__name__}: {error}.") from None
 
 
@@ -215,7 +215,9 @@ def state_of(run: Run) -> str:
 
 def _record(line: Any) -> dict[str, Any]:
     """A line of records.jsonl, if it is one."""
-    if not is_count(line["t"]) or not all(isinstance(m, dict) for m in line["metrics"].values()):
+    values = [value for metrics in line["metrics"].values() for value in metrics.values()]
+    numbers = all(value is None or isinstance(value, float) or is_number(value) for value in values)
+    if not is_count(line["t"]) or not numbers:
         raise ValueError(f"a record reads {line!r:.80}")
     return line  # type: ignore[no-any-return]
 
@@ -247,14 +249,14 @@ def check_no_links(path: Path) -> None:
 def _advice(path: Path) -> str:
     """What can be done with a run that did not finish."""
     try:
-        status = json.loads((path / "status.json").read_text(encoding="utf-8"))
+        status = json.loads(read_text(path / "status.json"))
         if status["state"] == "done":
             return ""
         return (
             f"it holds a run of which {status['done']} of {status['rounds']} rounds are done: "
             f"`wima resume {path}` goes on with it. Or "
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

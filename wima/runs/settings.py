@@ -159,6 +159,15 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
         return tomli_w.dumps(self.model_dump(exclude_none=True))  # JSON has no infinity, TOML has
 
 
+def as_choice(given: Any) -> Choice:
+    """A choice from a text or a table."""
+    try:
+        return Choice.model_validate(given)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UsageError(f"Expected name:key=value:..., got {given!r:.80}: {reason}.") from None
+
+
 def load_settings(source: str, overrides: list[str]) -> Settings:
     """Settings of a preset or a .toml file, changed by `key=value` texts."""
     table = read_table(source)
@@ -267,7 +276,7 @@ def change(table: dict[str, Any], key: str, value: Any) -> None:
 
 def _as_table(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str | Choice) and key in CHOICES:
-        return Choice.model_validate(value).model_dump()
+        return as_choice(value).model_dump()
     if not isinstance(value, dict):
         raise UsageError(f"{key} has no settings of its own, so {key}.something cannot be set.")
     return dict(value)

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from wima.core.errors import RunError, UsageError
 from wima.storage.files import replace_text
+from wima.storage.reading import read_text
 from wima.storage.ring import Ring
 from wima.storage.segments import Segments
 
 FORMAT = 1
 NAME = re.compile(r"\d{9,18}\.json")  # other files in the folder are not ours
 KEPT = 2
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 class Saved(NamedTuple):
@@ -121,9 +122,9 @@ def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
 def read_manifest(path: Path, number: int) -> dict[str, Any]:
     """A manifest, intact and of the format with this number."""
     try:
-        body, checksum, end = path.read_text(encoding="utf-8").split("\n")
+        body, checksum, end = read_text(path).split("\n")
         manifest = json.loads(body)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
     if checksum != _checksum(body) or end or not isinstance(manifest, dict):
         raise RunError(f"{path} is damaged: it has another checksum")

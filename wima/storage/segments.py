@@ -61,7 +61,7 @@ class Segments:
         """The JSON that was written with the segment."""
         try:
             return json.loads(self._file(name).metadata()["about"])
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(f"{self.folder / name} cannot be read: {error}") from error
 
     def _file(self, name: str) -> Any:
