@@ -9,7 +9,7 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -228,13 +228,24 @@ def _femnist(folder: Path) -> None:
     femnist_folder(folder, {"a": writer(2), "b": writer(3, seed=1)})
 
 
+@contextlib.contextmanager
+def _cached_in(folder: str | Path) -> Iterator[None]:
+    """Keep data in this folder for a while."""
+    before = dict(os.environ)
+    os.environ["WIMA_DATA"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def _imported(name: str, source: str = ".") -> Callable[[Path], None]:
     def read(folder: Path) -> None:
         from wima.data.load import load
         from wima.data.manage import import_data
 
-        with tempfile.TemporaryDirectory(dir=folder) as kept:
-            os.environ["WIMA_DATA"] = kept
+        with tempfile.TemporaryDirectory(dir=folder) as kept, _cached_in(kept):
             import_data(name, folder / source)
             load(name)
 
@@ -266,9 +277,8 @@ def _cache(folder: Path) -> None:
     from wima.data.cache import prepare
     from wima.data.sets.femnist import FEMNIST
 
-    with tempfile.TemporaryDirectory() as source:
+    with tempfile.TemporaryDirectory() as source, _cached_in(folder):
         _femnist(Path(source))
-        os.environ["WIMA_DATA"] = str(folder)
         prepare(FEMNIST, Path(source))
 
 
@@ -276,9 +286,9 @@ def _open_cache(folder: Path) -> None:
     from wima.data.load import load
     from wima.data.manage import verify_data
 
-    os.environ["WIMA_DATA"] = str(folder)
-    load("femnist")
-    list(verify_data("femnist"))
+    with _cached_in(folder):
+        load("femnist")
+        list(verify_data("femnist"))
 
 
 def _landmarks(folder: Path) -> None:

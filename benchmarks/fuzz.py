@@ -211,7 +211,11 @@ def _case(number: int, seed: int, made: Path) -> tuple[str, str, str]:
         shutil.copytree(made / name, folder)
         files = sorted(path for pattern in FORMATS[name].files for path in folder.glob(pattern))
         damage(draw.choice(files), draw)
-        return (name, *outcome(name, folder))
+        before = os.listdir(made), os.listdir(scratch)
+        end, details = outcome(name, folder)
+        if before != (os.listdir(made), os.listdir(scratch)):
+            end, details = "traceback", f"files were written outside of the folder; {details}"
+        return name, end, details
 
 
 def _batch(numbers: Sequence[int], seed: int, made: Path, out: int) -> None:

@@ -252,3 +252,16 @@ def test_a_damaged_sheet_is_refused(tmp_path, damage):
     path.write_text(json.dumps(content))
     with pytest.raises(UsageError, match="is not a sheet"):
         read_sheet(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["wima:window=inf", "wima:window=a", "wima:window", "swa:cycle=[]"]
+)
+def test_an_averager_of_an_experiment_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "own.toml").write_text(
+        'title = "t"\nmethods = ["fedavg"]\nsettings = ["cifar10-0"]\nrows = "averagers"\n'
+        f"averagers = {{a = '{text}'}}\n"
+    )
+    name, experiment = find_experiment(str(tmp_path / "own.toml"))
+    with pytest.raises(UsageError):
+        expand(name, experiment, "smoke", scales()["smoke"], [0], "")

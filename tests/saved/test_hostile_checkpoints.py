@@ -127,7 +127,7 @@ def test_a_header_of_gigabytes_is_refused(tmp_path):
     with path.open("wb") as file:
         file.write(struct.pack("<Q", 2**31) + b"{")
         file.truncate(2**32)  # takes no space
-    refused(path, "its header has 2,147,483,648 bytes")
+    refused(path, "header has 2,147,483,648")
 
 
 @pytest.mark.parametrize("link", ["gone", "a.npz"])
@@ -224,3 +224,13 @@ def test_the_checksum_of_an_array_is_compared(tmp_path, save_npz, by_columns):
     content[at : at + 4] = wrong
     (tmp_path / "a.npz").write_bytes(content)
     refused(tmp_path / "a.npz", "CRC-32")
+
+
+def test_bytes_behind_the_end_of_a_compressed_member_are_not_waited_for():
+    pack = zlib.compressobj(wbits=-15)
+    packed = pack.compress(b"abc") + pack.flush() + b"more" * 10
+    member = zipfile.ZipInfo("w.npy")
+    member.compress_type, member.compress_size = zipfile.ZIP_DEFLATED, len(packed)
+    member.file_size = 100
+    stream = npz.Stream(member, 0)
+    assert [stream.read(io.BytesIO(packed), count) for count in (2, 90, 1)] == [b"ab", b"c", b""]

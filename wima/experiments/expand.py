@@ -11,7 +11,8 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from wima import averaging
-from wima.core.errors import unknown
+from wima.core.checks import is_number
+from wima.core.errors import check, unknown
 from wima.experiments.definition import (
     Experiment,
     Method,
@@ -186,6 +187,7 @@ def _scaled(text: str, scale: Scale) -> Choice:
         ("cycle", scale.cycles),
     ):
         if key in given:
+            check(is_number(given[key]), f"{text}: {key} must be a number, got {given[key]!r}.")
             given[key] = max(1, round(given[key] * factor))
     if choice.name == "ema" and "window" in given:
         window = given.pop("window")

@@ -64,7 +64,7 @@ class Stream:
             packed = self._input or self._take(file, CHUNK)
             piece = self._unpack.decompress(packed, count - len(data))
             self._input = self._unpack.unconsumed_tail
-            if not piece and not packed:
+            if not piece and (not packed or self._unpack.eof):
                 break
             data += piece
         return bytes(data)

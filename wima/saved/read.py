@@ -48,7 +48,8 @@ class SafetensorsFile:
         with reading(path, (OSError, SafetensorError, ValueError, RecursionError)):
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
-                check(size <= TEXT, f"its header has {size:,} bytes; expected at most {TEXT:,}.")
+                most = f"expected at most {TEXT:,} bytes"
+                check(size <= TEXT, f"{path} is damaged: its header has {size:,}; {most}.")
                 header = json.loads(file.read(size))
             with safe_open(path, framework="numpy"):  # refuses what does not fit the file
                 self._file = path.open("rb")

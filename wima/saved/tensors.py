@@ -106,5 +106,7 @@ def reading(path: Path, errors: tuple[type[Exception], ...], what: str = "") -> 
     """Raise these errors of the block as `damaged`."""
     try:
         yield
+    except UsageError:  # says what is wrong already
+        raise
     except errors as error:
         raise damaged(path, error, what) from None
