@@ -58,7 +58,7 @@ def test_a_file_without_newlines_is_not_read_into_memory(run):
     for name in ("status.json", "environment.json", "settings.toml"):
         with (run / name).open("wb") as file:
             file.truncate(2**40)
-        with pytest.raises(UsageError, match="1,099,511,627,776 bytes|is damaged"):
+        with pytest.raises(UsageError, match=r"1,099,511,627,776 bytes|is damaged"):
             read_run(run)
         with pytest.raises(UsageError, match="exists already"):
             check_free(run)
