@@ -101,24 +101,22 @@ def _load_checkpoint(folder: Path) -> None:
 
 
 def _flower(folder: Path) -> None:
-    from wima.averaging import WIMA
-    from wima.flower.averages.models import Models
-    from wima.flower.averages.state import save
-    from wima.storage.segments import Segments
+    from tests.helpers.flower_toys import drawn, feed
 
-    models, store = Models({"wima": WIMA(2)}), Segments(folder)
-    for t in range(3):
-        models.add(t, {"w": np.full(5, t, np.float32), "n": np.array([t])})
-    save(models, store, {"round": 3})
+    feed(_averaged(folder), drawn(3)).close()
+
+
+def _averaged(folder: Path) -> Any:
+    from flwr.serverapp.strategy import FedAdam
+
+    from wima.averaging import WIMA
+    from wima.flower import averaged
+
+    return averaged(FedAdam(), WIMA(2), folder=folder)
 
 
 def _restore_flower(folder: Path) -> None:
-    from wima.averaging import WIMA
-    from wima.flower.averages.models import Models
-    from wima.flower.averages.state import restore
-    from wima.storage.segments import Segments
-
-    restore(Models({"wima": WIMA(2)}), Segments(folder))
+    _averaged(folder).averaging.close()
 
 
 def _settings(folder: Path) -> None:

@@ -37,8 +37,8 @@ def record(value: str) -> str:
 @pytest.mark.parametrize("value", [DIGITS, '"0.5"', "[0.5]", "true", "{}"])
 def test_a_record_whose_metric_is_no_number_is_refused(run, value):
     (run / "records.jsonl").write_text(record(value))
-    with pytest.raises(UsageError, match="is damaged: ValueError: a record reads"):
-        read_run(run)
+    with pytest.raises(UsageError, match="is damaged in line 1: ValueError: a record reads"):
+        read_run(run).curve("plain", "accuracy")
     runs_table(run.parent)
     assert gather([run.parent], "accuracy").omitted
 
@@ -53,7 +53,7 @@ def test_a_file_without_newlines_is_not_read_into_memory(run):
     with (run / "records.jsonl").open("wb") as file:
         file.truncate(2**40)  # takes no space
     with pytest.raises(UsageError, match="a line of more than"):
-        read_run(run)
+        read_run(run).curve("plain", "accuracy")
     (run / "records.jsonl").write_text(record("0.5"))
     for name in ("status.json", "environment.json", "settings.toml"):
         with (run / name).open("wb") as file:
@@ -67,8 +67,8 @@ def test_a_file_without_newlines_is_not_read_into_memory(run):
 @pytest.mark.parametrize("name", ["status.json", "environment.json", "records.jsonl"])
 def test_nesting_without_end_is_refused(run, name):
     (run / name).write_text(DEEP + "\n")
-    with pytest.raises(UsageError, match="is damaged: RecursionError"):
-        read_run(run)
+    with pytest.raises(UsageError, match=r"is damaged.*: RecursionError"):
+        read_run(run).curve("plain", "accuracy")
     with pytest.raises(UsageError, match="exists already"):
         check_free(run)
 

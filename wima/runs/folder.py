@@ -39,6 +39,7 @@ from wima.storage.reading import check_file, read_text
 STATES = ("running", "done", "interrupted", "diverged", "failed")
 FOLDER = "checkpoints"  # in the run folder
 COPY = f"{FOLDER}/{RECORDS}"
+MALFORMED: tuple[type[Exception], ...]
 MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 MALFORMED += (OverflowError, RecursionError)
 
