@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # Control characters but tab and newline; marks that reorder text; halves of characters.
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-NUMBER = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)?(?: [\[(][-+−\d., ]*[\])]\*?†?)*")  # of a report
+NUMBER = re.compile(r"-|[-+]?[\d.]+(?:e[-+]?\d+)?(?: [\[(][-+−\d., ]*[\])]\*?†?)*")  # of a report
 
 
 def printable(text: str) -> str:
@@ -34,5 +34,4 @@ def cell(text: str) -> Text:
 
 def in_spreadsheet(text: str) -> str:
     """The text with a ' before it if a spreadsheet would take it for a formula."""
-    formula = text.startswith(FORMULA) and text != "-" and not NUMBER.fullmatch(text)
-    return f"'{text}" if formula else text
+    return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text
