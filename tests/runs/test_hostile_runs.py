@@ -19,6 +19,7 @@ from wima.storage.manifests import find, read_manifest
 from wima.storage.segments import Segments
 
 DEEP = "[" * 100_000
+INFINITE = '{"t": 1, "seconds": Infinity}'
 DIGITS = "1" + "0" * 400  # no float can hold it
 
 
@@ -73,7 +74,7 @@ def test_nesting_without_end_is_refused(run, name):
         check_free(run)
 
 
-@pytest.mark.parametrize("line", [f'{{"t": 1, "seconds": {DIGITS}}}', DEEP, "{}", "\0"])
+@pytest.mark.parametrize("line", [f'{{"t": 1, "seconds": {DIGITS}}}', DEEP, "{}", "\0", INFINITE])
 def test_damaged_times_are_left_out_of_a_report(run, line):
     (run / "times.jsonl").write_text(line + "\n")
     with pytest.raises(UsageError, match=r"times\.jsonl is damaged"):

@@ -234,3 +234,21 @@ def test_bytes_behind_the_end_of_a_compressed_member_are_not_waited_for():
     member.file_size = 100
     stream = npz.Stream(member, 0)
     assert [stream.read(io.BytesIO(packed), count) for count in (2, 90, 1)] == [b"ab", b"c", b""]
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_class_with_an_endless_name_is_refused_at_once(tmp_path, zipped):
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.ones(2)}, path, _use_new_zipfile_serialization=zipped)
+    long = b"ccollections\n" + b"x" * 300_000 + b"\n"
+    if zipped:
+        with zipfile.ZipFile(path) as old:
+            members = {name: old.read(name) for name in old.namelist()}
+        with zipfile.ZipFile(path, "w") as new:
+            for name, data in members.items():
+                new.writestr(name, data[:2] + long + data[2:] if name.endswith(".pkl") else data)
+    else:
+        content = path.read_bytes()
+        at = content.index(b"ctorch._utils")
+        path.write_bytes(content[:at] + long + content[at:])
+    refused(path, "a class named collections xxxx")

@@ -199,6 +199,8 @@ def seconds_of(path: Path) -> dict[int, float]:
     file = path / TIMES
     try:
         times = json.loads(b"[" + b",".join(lines(file)) + b"]")  # at once: a third of the time
+        if not all(is_number(line["seconds"]) for line in times):
+            raise ValueError("seconds must be numbers")
         return {line["t"]: float(line["seconds"]) for line in times}
     except MALFORMED as error:
         raise UsageError(f"{file} is damaged: {_reason(error)}.") from None

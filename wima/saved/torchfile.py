@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import pickle
+import pickletools
 import re
 import reprlib
 import warnings
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from wima.core.errors import UsageError, check
 from wima.saved.tensors import STORED, Array, Spec, check_dtype, damaged
-from wima.storage.reading import check_file, check_unpacked, open_archive
+from wima.storage.reading import UNPACKED, check_file, check_unpacked, open_archive
 
 DTYPES = {
     torch.float64: "F64",
@@ -35,6 +38,8 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+LONGEST = 1000  # characters of the name of a class
+LONG_LINE = re.compile(rb"[^\n]{1000}")
 # The usual names of weights that are saved with other things.
 USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
 
@@ -85,8 +90,7 @@ def load(path: Path) -> Any:
     check_file(path)
     try:
         mapped = zipfile.is_zipfile(path)  # files of old torch versions cannot be mapped
-        if mapped:
-            open_archive(path).close()
+        _check_globals(path, mapped)
         with warnings.catch_warnings():  # torch suggests an unsafe load
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -104,6 +108,33 @@ def load(path: Path) -> Any:
         raise
     except Exception as error:  # torch raises whatever damaged bytes lead it to
         raise damaged(path, error) from None
+
+
+def _check_globals(path: Path, mapped: bool) -> None:
+    """Refuse names of classes that no class has.
+
+    torch searches the message about such a name with a pattern whose time grows with the square of
+    its length: minutes for 100 kB.
+    """
+    if mapped:
+        with open_archive(path) as archive:
+            pickles = [archive.read(name) for name in archive.namelist() if name.endswith(".pkl")]
+        streams = [io.BytesIO(data) for data in pickles if LONG_LINE.search(data)]
+        several = 1
+    else:
+        streams, several = [io.BytesIO(_start(path))], 4  # number, version, machine, content
+    for stream in streams:
+        with contextlib.suppress(ValueError):  # torch says better what is wrong
+            for _ in range(several):
+                for code, name, _at in pickletools.genops(stream):
+                    if code.name in ("GLOBAL", "INST") and len(str(name)) > LONGEST:
+                        raise pickle.UnpicklingError(f"a class named {name!s:.40}...")
+
+
+def _start(path: Path) -> bytes:
+    """The bytes before which the pickles of an old file end, unless they are very long."""
+    with path.open("rb") as file:
+        return file.read(UNPACKED // 16)
 
 
 def where(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
