@@ -19,18 +19,21 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from wima.core.checks import is_number
 from wima.core.errors import RunError, UsageError
 from wima.core.machine import cores, processor
 from wima.core.version import __version__
 from wima.data.cache import cache
 from wima.engine.base import Engine, Setup, first_state, one_thread
 from wima.storage.files import replace_text
+from wima.storage.reading import read_text
 
 Make: TypeAlias = Callable[[str, Setup], Engine]
 SHORT = 2000  # steps of all clients in all rounds; below, measuring takes longer than the run
 SLOW_STEP = 0.005  # seconds; arithmetic then outweighs Python, and `batched` has nothing to save
 SHORT_ROUND = 0.02  # seconds; messages to workers then outweigh a second core
 PROBE = 4  # steps of a trial visit
+MEASURED = ("serial", "batched", "processes")
 BUDGET = 0.5  # seconds of trials, at least two rounds
 
 
@@ -127,11 +130,13 @@ def fingerprint(setup: Setup, cohort: int, steps: int, several: bool) -> str:
 
 
 def recall(key: str) -> dict[str, Cost]:
-    """The costs measured before, if any."""
+    """The costs measured before, if any; the file may be anybody's."""
     try:
-        return {name: Cost(*cost) for name, cost in _read()[key].items()}
+        costs = {name: Cost(*cost) for name, cost in _read()[key].items()}
     except (KeyError, TypeError, AttributeError):
         return {}
+    known = all(name in MEASURED and all(map(is_number, cost)) for name, cost in costs.items())
+    return costs if known else {}
 
 
 def remember(key: str, costs: dict[str, Cost]) -> None:
@@ -147,7 +152,7 @@ def _file() -> Path:
 
 def _read() -> dict[str, dict[str, list[float]]]:
     try:
-        known = json.loads(_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known = json.loads(read_text(_file()))
+    except (OSError, ValueError, RecursionError):
         return {}
     return known if isinstance(known, dict) else {}
