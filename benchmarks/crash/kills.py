@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from wima.runs.folder import read_run
 from wima.runs.launch import launch
 from wima.runs.settings import Settings
 
+FOUND = ("kills", "runs", "mismatches", "unreadable", "drafts left behind")
 CASES = {
     "fedavg": {},
     "fedavg-files": FILES,
@@ -43,9 +45,9 @@ def killed_until_done(
     return most
 
 
-def crash(kills: int, seed: int, tell: Callable[[str], object] = print) -> Counter[str]:
+def crash(kills: int, seed: int, tell: Callable[[str], object]) -> Counter[str]:
     """Kill runs of all cases in turn, so many times in all; what was found."""
-    draw, found = random.Random(seed), Counter[str]()
+    draw, found = random.Random(seed), Counter(dict.fromkeys(FOUND, 0))
     with tempfile.TemporaryDirectory() as place:
         whole: dict[str, tuple[float, dict[str, bytes]]] = {}
         for name, changes in CASES.items():
@@ -53,19 +55,17 @@ def crash(kills: int, seed: int, tell: Callable[[str], object] = print) -> Count
             ends(in_a_fork(lambda c=changes, n=name: launch(settings_of(**c), Path(place) / n)))
             whole[name] = time.perf_counter() - begin, outcome(Path(place) / name)
         while found["kills"] < kills:
-            for name, changes in CASES.items():
-                path = Path(place) / f"{name}-{found['runs']}"
-                seconds, expected = whole[name]
+            for name, (seconds, expected) in whole.items():
+                path, settings = Path(place) / "killed", settings_of(**CASES[name])
                 try:
-                    found["kills"] += killed_until_done(
-                        path, settings_of(**changes), draw, seconds, 12
-                    )
+                    found["kills"] += killed_until_done(path, settings, draw, seconds, 12)
                     found["mismatches"] += outcome(path) != expected
                 except (UsageError, RunError, OSError) as error:
                     found["unreadable"] += 1
                     tell(f"{name}: {error}")
-                found["drafts left behind"] += len(list(path.rglob(".*.new")))
+                found["drafts left behind"] += len(list(Path(place).rglob(".*.new")))
                 found["runs"] += 1
+                shutil.rmtree(path, ignore_errors=True)
             tell(", ".join(f"{count} {what}" for what, count in found.items()))
     return found
 

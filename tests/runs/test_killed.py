@@ -10,26 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.interrupted import FILES, ends, in_a_fork, kill, outcome, settings_of
+from benchmarks.crash.kills import CASES, killed_until_done
+from tests.helpers.interrupted import FILES, ends, in_a_fork, outcome, settings_of
 from tests.helpers.states import same
-from wima.runs import checkpoint
+from wima.runs import checkpoint, folder
 from wima.runs.build import build
 from wima.runs.folder import read_run
 from wima.runs.launch import FOLDER, launch, resume
 from wima.storage import manifests
 from wima.storage.segments import Segments
-
-CASES = {
-    "fedavg": {},
-    "fedavg-files": FILES,
-    "scaffold": {"algorithm": "scaffold"},
-    "scaffold-files": {"algorithm": "scaffold", **FILES},
-    "adabest": {"algorithm": "adabest"},
-    "adabest-files": {"algorithm": "adabest", "store_dtype": "bfloat16", **FILES},
-    "mime": {"algorithm": "mime", "server": "sgd:lr=0.1"},
-    "mime-files": {"algorithm": "mime", "server": "sgd:lr=0.1", **FILES},
-    "fedadam": {"server": "adam:lr=0.01", "dropout": 0.3, "stragglers": 0.3},
-}
 
 
 def memories(path: Path) -> dict[int, tuple]:
@@ -53,25 +42,21 @@ def undisturbed(request, tmp_path_factory):
 
 def test_a_run_killed_again_and_again_comes_to_the_same_bytes(undisturbed, tmp_path):
     settings, whole, seconds = undisturbed
-    draw, path = random.Random(whole.name), tmp_path / "run"
-    pid = in_a_fork(lambda: launch(settings, path))
-    kill(pid, draw.uniform(0.2, 1.0) * seconds)
-    kills = 1
-    while kills < 5:
-        if not path.exists():
-            pid = in_a_fork(lambda: launch(settings, path))
-        elif read_run(path).status["state"] == "done":
-            break
-        else:
-            pid = in_a_fork(lambda: resume(path))
-        kill(pid, draw.uniform(0.0, 0.7) * seconds)
-        kills += 1
-    if not path.exists():
-        launch(settings, path)
-    elif read_run(path).status["state"] != "done":
-        resume(path)
+    path = tmp_path / "run"
+    killed_until_done(path, settings, random.Random(whole.name), seconds, 5)
     assert outcome(path) == outcome(whole)
     assert same(tuple(memories(path).items()), tuple(memories(whole).items()))
+
+
+def test_a_run_killed_while_its_folder_is_made_leaves_nothing_behind(tmp_path):
+    def broken():
+        folder.environment = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        launch(settings_of(), tmp_path / "run")
+
+    assert ends(in_a_fork(broken)) == -signal.SIGKILL
+    assert [file.name[:5] for file in tmp_path.iterdir()] == [".run."]
+    launch(settings_of(), tmp_path / "run")
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,14 @@ from wima.runs.environment import environment
 from wima.runs.records import RECORDS, TIMES, RecordFiles, keep, lines
 from wima.runs.settings import Settings, make_settings, read_table
 from wima.simulation.simulation import Record
-from wima.storage.files import cannot_write, digest, remove_drafts, replace_text, written
+from wima.storage.files import (
+    cannot_write,
+    digest,
+    drafts_of,
+    remove_drafts,
+    replace_text,
+    written,
+)
 from wima.storage.lock import Lock, is_running
 from wima.storage.reading import check_file, read_text
 
@@ -57,6 +64,9 @@ class RunFolder:
     def create(cls, path: Path, settings: Settings, facts: dict[str, Any]) -> RunFolder:
         """A new folder, which must not exist yet."""
         check_free(path)
+        for draft in drafts_of(path):
+            if (draft / "lock").exists() and not is_running(draft):  # its process was killed
+                shutil.rmtree(draft, ignore_errors=True)
         with written(path, folder=True, kind=UsageError) as draft:
             lock = Lock(draft)
             (draft / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")

@@ -92,6 +92,12 @@ def _rename(draft: Path, path: Path, over: bool) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def drafts_of(path: Path) -> list[Path]:
+    """The drafts of a file or folder, also those of processes that were killed."""
+    found = [draft for draft in path.parent.glob(".*") if DRAFT.fullmatch(draft.name)]
+    return [draft for draft in found if draft.name[1 : -len(".01234567.new")] == path.name]
+
+
 def remove_drafts(folder: Path) -> None:
     """Remove what `written` left behind in processes that were killed; nobody else is writing."""
     for path in folder.glob(".*"):
