@@ -161,7 +161,9 @@ class Run:
             for model, metrics in record["metrics"].items():
                 curves = found.setdefault(model, {})
                 for metric, value in metrics.items():
-                    rounds, values = curves.setdefault(metric, (array("q"), array("d")))
+                    if metric not in curves:
+                        curves[metric] = array("q"), array("d")
+                    rounds, values = curves[metric]
                     rounds.append(record["t"])
                     values.append(nan if value is None else value)
         return found
@@ -230,9 +232,11 @@ def state_of(run: Run) -> str:
 
 def _record(line: Any) -> dict[str, Any]:
     """A line of records.jsonl, if it is one."""
-    values = [value for metrics in line["metrics"].values() for value in metrics.values()]
-    numbers = all(value is None or isinstance(value, float) or is_number(value) for value in values)
-    if not is_count(line["t"]) or not numbers:
+    good = is_count(line["t"])
+    for metrics in line["metrics"].values():
+        for value in metrics.values():
+            good = good and (type(value) is float or value is None or is_number(value))
+    if not good:
         raise ValueError(f"a record reads {line!r:.80}")
     return line  # type: ignore[no-any-return]
 
