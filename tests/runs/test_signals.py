@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,23 @@ from wima.storage.segments import Segments
 LONG = ["digits", "rounds=1000000", "eval_every=50", "engine=serial", "checkpoint_every=0"]
 
 
-def start(path: Path, *changes: str, **options) -> subprocess.Popen[str]:
-    run = ("run", *LONG, *changes, "--out", str(path))
-    return commands.start(*run, cwd=path.parent, start_new_session=True, **options)
+@contextmanager
+def started(path: Path, *changes: str, ignored: tuple[int, ...] = (), **options):
+    """A run in a process that is ended with the block; ignored: signals, as `nohup` has it."""
+
+    def settle() -> None:  # these tests themselves may have been started with nohup
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
+    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options}
+    how = {"cwd": path.parent, "start_new_session": True, "preexec_fn": settle}
+    process = commands.start("run", *LONG, *changes, "--out", str(path), **how, **options)
+    try:
+        wait_for(lambda: rounds_recorded(path) > 3 or process.poll() is not None, "three rounds")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def check_stopped(path: Path) -> None:
@@ -36,9 +51,8 @@ def check_stopped(path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_ctrl_c_thirty_times_ends_without_a_traceback(seed, tmp_path):
-    draw = random.Random(seed)
-    with start(tmp_path / "run", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        wait_for(lambda: rounds_recorded(tmp_path / "run") > 3, "three rounds")
+    draw, path = random.Random(seed), tmp_path / "run"
+    with started(path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         for _ in range(30):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
@@ -46,23 +60,21 @@ def test_ctrl_c_thirty_times_ends_without_a_traceback(seed, tmp_path):
         output = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "Traceback" not in output, output
     assert "Interrupted" in output
-    check_stopped(tmp_path / "run")
+    check_stopped(path)
 
 
 def test_a_closed_terminal_stops_the_run_like_sigterm(tmp_path):
     here, there = pty.openpty()
-    process = start(tmp_path / "run", stdin=there, stdout=there, stderr=there)
-    os.close(there)
-    wait_for(lambda: rounds_recorded(tmp_path / "run") > 3, "three rounds")
-    os.close(here)
-    process.send_signal(signal.SIGHUP)  # as the kernel does to the session of the terminal
-    assert process.wait(60) == 128 + signal.SIGHUP
+    with started(tmp_path / "run", stdin=there, stdout=there, stderr=there) as process:
+        os.close(there)
+        os.close(here)
+        process.send_signal(signal.SIGHUP)  # as the kernel does to the session of the terminal
+        assert process.wait(60) == 128 + signal.SIGHUP
     check_stopped(tmp_path / "run")
 
 
 def test_a_closed_pipe_does_not_end_the_run(tmp_path):
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with start(tmp_path / "run", "rounds=300", **options) as process:
+    with started(tmp_path / "run", "rounds=300", stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(60) == 0
@@ -70,15 +82,9 @@ def test_a_closed_pipe_does_not_end_the_run(tmp_path):
 
 
 def test_nohup_is_respected(tmp_path):
-    with start(
-        tmp_path / "run",
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    ) as process:
-        wait_for(lambda: rounds_recorded(tmp_path / "run") > 3, "three rounds")
+    with started(tmp_path / "run", ignored=(signal.SIGHUP,)) as process:
         before = rounds_recorded(tmp_path / "run")
         process.send_signal(signal.SIGHUP)
-        wait_for(lambda: rounds_recorded(tmp_path / "run") > before + 3, "three more")
+        wait_for(lambda: rounds_recorded(tmp_path / "run") > before + 3, "three more rounds")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
