@@ -58,14 +58,21 @@ def test_a_client_that_kills_its_workers_ends_the_run_with_a_checkpoint(tmp_path
     def deadly():
         from wima.engine.processes import Processes
 
-        original, parent = Processes._send, os.getpid()
+        original, own, parent = Processes._send, Processes._do, os.getpid()
 
         def send(self, child, job):
             original(self, child, job)
             if getattr(job, "problem", None) is not None and job.problem.t == 6:
                 os.kill(child.process.pid, signal.SIGKILL)
 
-        Processes._send = send
+        def do(self, job):
+            """Leave the deadly client to the workers, however long they take to start."""
+            if getattr(job, "problem", None) is not None and job.problem.t == 6:
+                self._training.append(job)
+            else:
+                own(self, job)
+
+        Processes._send, Processes._do = send, do
         try:
             launch(settings, path)
         except RunError as error:
