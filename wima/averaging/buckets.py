@@ -1,0 +1,108 @@
+"""Every window of a run from a few sums: an exponential histogram over the models."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import NamedTuple, Self
+
+import torch
+
+from wima.core.checks import check_count
+from wima.core.vector import Vector
+from wima.storage.ring import CACHED
+
+DEFAULT_K = 2  # 24 sums after 10,000 models; 3 would need 34
+
+
+class Buckets(NamedTuple):
+    """Sums of consecutive models, in buckets of 1, 2, 4, ... models.
+
+    There are at most k buckets of a size.  One more, and the two oldest of them are merged into one
+    of twice the size (Datar et al., Maintaining Stream Statistics over Sliding Windows, 2002).
+    The n newest buckets are a window.  For every W up to the number of models there is
+
+        a window within a factor of 1 + 1/k of W,
+        a window of W' models with (1 - 1/k) W <= W' <= W.
+
+    T models take about k log2(T/k) sums; `most` is the exact maximum.  With `longest`, a bucket is
+    dropped when all its models are older than the last `longest`.
+
+    It is a state of an averager: `push` returns the next one and reuses the memory of this one.
+    Before the first model there is one bucket of size 0, with the initial model.
+    """
+
+    sums: tuple[Vector, ...]  # float64, newest first
+    sizes: tuple[int, ...]  # models in each bucket
+    dtype: torch.dtype  # of the models
+    k: int
+    longest: int | None
+
+    @classmethod
+    def start(cls, w: Vector, k: int = DEFAULT_K, longest: int | None = None) -> Self:
+        """The state before the first model; w is the initial model, which is never summed."""
+        check_count("k", k, least=2)
+        if longest is not None:
+            check_count("longest", longest)
+        return cls((w.to(torch.float64, copy=True),), (0,), w.dtype, k, longest)
+
+    def push(self, w: Vector) -> Self:
+        """The state after model w."""
+        sums, sizes, size, free = [w, *self.sums], [1, *self.sizes], 1, None
+        while sizes.count(size) > self.k:
+            oldest = bisect_right(sizes, size) - 1  # of this size
+            free = sums.pop(oldest - 1)  # never w: there are three buckets or more of this size
+            sums[oldest - 1].add_(free)
+            sizes[oldest - 1 : oldest + 1] = [2 * size]
+            size *= 2
+        beyond = self.longest is not None and sum(sizes[:-1]) >= self.longest
+        if beyond or sizes[-1] == 0:
+            free, _ = sums.pop(), sizes.pop()
+        # Allocated last, so that there are never more sums than buckets.
+        sums[0] = torch.empty_like(w, dtype=torch.float64) if free is None else free
+        sums[0].copy_(w)
+        return self._replace(sums=tuple(sums), sizes=tuple(sizes))
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """How many models the 1, 2, ... newest buckets hold."""
+        return tuple(accumulate(self.sizes))
+
+    def within(self, window: int) -> int:
+        """How many of the newest buckets hold at most `window` models."""
+        return bisect_right(self.windows, window)
+
+    def mean(self, n: int) -> Vector:
+        """The mean of the models in the n newest buckets, in the models' dtype."""
+        mean, models = torch.empty_like(self.sums[0], dtype=self.dtype), max(1, sum(self.sizes[:n]))
+        rows = (torch.split(s, CACHED) for s in (mean, *self.sums[:n]))
+        for piece, newest, *older in zip(*rows, strict=True):  # their total stays in the cache
+            total = newest.clone()
+            for part in older:
+                total.add_(part)
+            piece.copy_(total.div_(models))
+        return mean
+
+    def inner(self, v: Vector) -> Vector:
+        """The inner product of v with each sum, in float64; a shorter v meets their first entries.
+
+        `inner(v).cumsum(0)` over `windows` is the inner product of v with the mean of every window.
+        """
+        products = self.sums[0].new_zeros(len(self.sums))
+        rows = (torch.split(s[: len(v)], CACHED) for s in (v, *self.sums))
+        for piece, *parts in zip(*rows, strict=True):
+            factor = piece.to(torch.float64)
+            # Not torch.dot, whose result depends on the number of threads.
+            products += torch.stack([(part * factor).sum() for part in parts])
+        return products
+
+    @staticmethod
+    def most(models: int, k: int = DEFAULT_K, longest: int | None = None) -> int:
+        """The largest number of sums while that many models come in."""
+        count, size = 0, 1
+        if longest is not None and longest < models:
+            count, models = 1, longest - 1  # the oldest bucket may reach beyond
+        while models >= size:
+            fit = min(k, models // size)
+            count, models, size = count + fit, models - fit * size, 2 * size
+        return max(1, count)
