@@ -26,6 +26,7 @@ ALL = [
     EMA(decay=0.7, begin="debiased"),
     LAWA(k=3, every=2),
     WIMA(4),
+    WIMA(9, buckets=2),
 ]
 
 
@@ -174,9 +175,11 @@ def test_columns_are_named_after_what_they_hold():
         "lawa10x10": LAWA(),
         "lawa3x1": LAWA(3, 1),
         "wima7": WIMA(7),
+        "wima1000-k4": WIMA(1000, buckets=4),
         "swa-classifier": SWA(part="classifier"),
         "ema0.98-features": EMA(part="features"),
         "lawa10x10-classifier": LAWA(part="classifier"),
+        "wima9-k2-features": WIMA(9, "features", buckets=2),
     }
     assert {name: averager.name for name, averager in names.items()} == {n: n for n in names}
 

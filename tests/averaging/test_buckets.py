@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings as how, strategies as st
 
-from wima import UsageError
+from wima import WIMA, UsageError
+from wima.averaging import Watch
 from wima.averaging.buckets import DEFAULT_K, Buckets
 from wima.storage.states import decode, encode
 
@@ -32,11 +33,11 @@ def filled(models: torch.Tensor, k: int, longest: int | None = None) -> Buckets:
 def test_each_window_is_the_mean_of_the_models_that_it_says(count, k, longest, dtype):
     models = walk(count, dtype=dtype)
     buckets = filled(models, k, longest)
-    for n, window in enumerate(buckets.windows, start=1):
-        mean = buckets.mean(n)
-        expected = models[-window:].double().mean(0).to(dtype)
-        assert mean.dtype == dtype
-        torch.testing.assert_close(mean, expected, rtol=torch.finfo(dtype).eps, atol=1e-13)
+    means = torch.stack([buckets.mean(n + 1) for n in range(len(buckets.sums))])
+    expected = [models[-window:].double().mean(0) for window in buckets.windows]
+    assert means.dtype == dtype
+    close = {"rtol": torch.finfo(dtype).eps, "atol": 1e-13}
+    torch.testing.assert_close(means, torch.stack(expected).to(dtype), **close)
 
 
 @how(max_examples=40, deadline=None)
@@ -144,3 +145,41 @@ def test_too_few_buckets_are_refused(k):
         Buckets.start(torch.zeros(2), k)
     with pytest.raises(UsageError, match=r"^longest must be a positive integer, got 0\."):
         Buckets.start(torch.zeros(2), longest=0)
+
+
+@how(max_examples=20, deadline=None)
+@given(counts, ks, st.integers(1, 100))
+def test_wima_in_buckets_is_the_mean_of_as_many_models_as_it_says(count, k, window):
+    models, wima = walk(count), WIMA(window, buckets=k)
+    watch = Watch({"wima": wima}, models[0], dtype=torch.bfloat16)  # of the ring, which is unused
+    for w in models:
+        watch.update(w)
+    used, asked = wima.used(watch.states["wima"]), min(window, count)
+    assert (k - 1) * asked <= k * used <= k * asked
+    expected = models[-used:].double().mean(0).float()
+    torch.testing.assert_close(watch.vector("wima"), expected, rtol=1e-6, atol=1e-13)
+    assert watch.ring.rows.numel() == 0
+
+
+def test_wima_uses_its_window_or_what_there_is():
+    wima, w = WIMA(3), torch.zeros(2)
+    watch, used = Watch({"wima": wima}, w), []
+    for _ in range(5):
+        used.append(wima.used(watch.states["wima"]))
+        watch.update(w)
+    assert used == [0, 1, 2, 3, 3]
+    assert WIMA(3, buckets=2).used(WIMA(3, buckets=2).init(w)) == 0
+
+
+@pytest.mark.parametrize("buckets", [1, 0, -4, 4.0, "4", True])
+def test_a_wrong_number_of_buckets_is_refused(buckets):
+    with pytest.raises(UsageError) as error:
+        WIMA(1000, buckets=buckets)
+    message = f"WIMA.buckets must be an integer of at least 2, got {buckets!r}."
+    assert str(error.value) == message
+
+
+def test_saved_averages_without_buckets_are_recognised_and_those_with_them_differ():
+    """Flower's saved states hold the text of the averager, and were written before buckets."""
+    assert repr(WIMA(7)) == "WIMA(window=7, part='all')"
+    assert repr(WIMA(7, buckets=2)) == "WIMA(window=7, part='all', buckets=2)"

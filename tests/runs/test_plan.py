@@ -10,25 +10,41 @@ import pytest
 
 from tests.helpers.interrupted import copy_of, outcome, settings_of
 from tests.helpers.unequal import SIZES, task_of
-from wima import WIMA, Scaffold
+from wima import WIMA, Averager, Scaffold
 from wima.core.errors import UsageError
 from wima.engine.memory import OVERHEAD
 from wima.runs import build
 from wima.runs.launch import FOLDER, launch, resume
-from wima.runs.plan import Plan, make_plan
+from wima.runs.plan import Plan, gigabytes, make_plan
 from wima.runs.settings import make_settings
 from wima.storage import files
+from wima.storage.states import size
 
 
-def plan_of(**settings) -> Plan:
+def plan_of(averager: Averager = WIMA(10), **settings) -> Plan:  # noqa: B008
     made = make_settings({"clients_per_round": 4, **settings})
-    return make_plan(made, task_of(), Scaffold(), [WIMA(10)])
+    return make_plan(made, task_of(), Scaffold(), [averager])
 
 
 def test_bfloat16_halves_past_models_and_leaves_what_clients_remember():
     whole, half = (plan_of(store_dtype=dtype) for dtype in ("float32", "bfloat16"))
     assert half.window * 2 == whole.window > 0
     assert half.clients == whole.clients > 0
+
+
+def test_buckets_are_planned_as_large_as_they_grow():
+    wima, rounds, task = WIMA(50, buckets=3), 400, task_of()
+    plan = plan_of(wima, rounds=rounds)
+    w = task.init(0)
+    state, largest = wima.init(w), 0
+    for _ in range(rounds):
+        state = wima.update(state, w, None)
+        largest = max(largest, size(state))
+    assert (
+        plan.averages == largest == 13 * 8 * len(w)
+    )  # 3 of 1, 2, 4 and 8, and one that reaches 50
+    assert plan.window == 0 and f"averages {gigabytes(largest)}" in plan.in_words(make_settings({}))
+    assert plan_of(wima, rounds=5).averages == 4 * 8 * len(w)  # 1, 1, 1 and 2
 
 
 def test_clients_need_memory_beyond_what_is_kept_in_memory_of_their_states():

@@ -75,6 +75,17 @@ def test_a_run_goes_on_from_the_older_checkpoint_or_from_the_start(interrupted, 
         assert outcome(path) == outcome(interrupted / "whole")
 
 
+def test_buckets_are_resumed(tmp_path, capsys):
+    given = ["wima:window=9:buckets=2", "wima:window=100:buckets=3:part=classifier"]
+    settings = settings_of(rounds=14, checkpoint_every=5, averagers=given)
+    launch(settings, tmp_path / "whole")
+    killed_after(13, settings, tmp_path / "run")
+    capsys.readouterr()
+    resume(tmp_path / "run")
+    assert "Goes on after 10 of 14 rounds" in capsys.readouterr().out
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("damage", ["no records", "a segment of both checkpoints"])
 def test_a_run_that_must_start_again_comes_to_its_end(damage, tmp_path, capsys):
     settings = settings_of(algorithm="scaffold", rounds=30, checkpoint_every=4, **FILES)

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from wima.core.errors import check
 from wima.core.vector import PARTS, Vector
+from wima.storage.states import size
 
 AverageState: TypeAlias = Any
 
@@ -58,6 +59,10 @@ class Averager:
     def for_run(self, rounds: int) -> Averager:
         """Itself, with what depends on the length of the run filled in and checked."""
         return self
+
+    def memory(self, w: Vector, rounds: int) -> int:
+        """The largest size of its state in a run of that length, in bytes."""
+        return size(self.init(w))
 
     def init(self, w: Vector) -> AverageState:
         """The state before the first model; w is the initial model, which is never averaged."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
 
-from wima.averaging.base import Averager, Past
+from wima.averaging.base import Averager, AverageState, Past
+from wima.averaging.buckets import Buckets
 from wima.core.checks import check_count
 from wima.core.vector import Vector
 
@@ -29,26 +30,47 @@ class WIMA(Averager):
     (W - j)/W for j = 0 ... W - 1: a falling learning rate (Eq. 6 and 7).
 
     One running sum: an update costs O(d), whatever W.
+
+    With buckets = k, it keeps about k log2(W/k) sums (`Buckets`) in place of the last W models.
+    The mean is then over the longest window there is of at most W models: once W models are there,
+    between (1 - 1/k) W and W.
     """
 
     window: int = 100
     part: str = "all"
+    buckets: int | None = None  # of each size, at least 2
 
     def __post_init__(self) -> None:
         check_count("WIMA.window", self.window)
+        if self.buckets is not None:
+            check_count("WIMA.buckets", self.buckets, least=2)
         super().__post_init__()
 
+    def __repr__(self) -> str:
+        # Saved averages are compared by it, so fields that came later show only if they are set.
+        named = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
+        shown = [(n, v) for n, v, default in named if n in ("window", "part") or v != default]
+        return f"WIMA({', '.join(f'{name}={value!r}' for name, value in shown)})"
+
     def _label(self) -> str:
-        return f"wima{self.window}"
+        return f"wima{self.window}" + ("" if self.buckets is None else f"-k{self.buckets}")
 
     @property
     def history(self) -> int:
-        return self.window
+        return self.window if self.buckets is None else 0
 
-    def init(self, w: Vector) -> WindowSum:
+    def memory(self, w: Vector, rounds: int) -> int:
+        sums = 1 if self.buckets is None else Buckets.most(rounds, self.buckets, self.window)
+        return sums * super().memory(w, rounds)
+
+    def init(self, w: Vector) -> AverageState:
+        if self.buckets is not None:
+            return Buckets.start(w, self.buckets, self.window)
         return WindowSum(w.to(torch.float64, copy=True), 0, w.dtype)
 
-    def update(self, state: WindowSum, w: Vector, past: Past) -> WindowSum:
+    def update(self, state: WindowSum | Buckets, w: Vector, past: Past) -> AverageState:
+        if isinstance(state, Buckets):
+            return state.push(w)
         if state.seen == 0:
             state.total.zero_()
         state.total.add_(past.as_stored(w))  # what will be subtracted, to the bit
@@ -56,5 +78,13 @@ class WIMA(Averager):
             state.total.sub_(past.ago(self.window))
         return state._replace(seen=state.seen + 1)
 
-    def value(self, state: WindowSum) -> Vector:
-        return (state.total / max(1, min(state.seen, self.window))).to(state.dtype)
+    def value(self, state: WindowSum | Buckets) -> Vector:
+        if isinstance(state, Buckets):
+            return state.mean(state.within(self.window))
+        return (state.total / max(1, self.used(state))).to(state.dtype)
+
+    def used(self, state: WindowSum | Buckets) -> int:
+        """How many models `value` is the mean of; 0 before the first."""
+        if isinstance(state, Buckets):
+            return state.windows[state.within(self.window) - 1]
+        return min(state.seen, self.window)
