@@ -192,6 +192,14 @@ def test_averaging_is_measured() -> None:
     assert markdown(result).startswith("## Averaging")
 
 
+def test_buckets_are_measured() -> None:
+    from benchmarks.micro.buckets import measure
+
+    result = measure(1, parameters=100, models=50)
+    assert "9 sums of float64" in result["text"]  # two of 1, 2, 4, 8 and one of 16: 46 models
+    assert len(result["tables"][0]["rows"]) == 3
+
+
 def test_averaging_in_a_loop_is_measured() -> None:
     from benchmarks.micro.loop import measure
 

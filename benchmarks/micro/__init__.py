@@ -16,6 +16,7 @@ MICRO: dict[str, Callable[[int], dict[str, Any]]] = {
     name: partial(_measure, name)
     for name in (
         "windows",
+        "buckets",
         "clients",
         "startup",
         "evaluation",
