@@ -39,7 +39,16 @@ def _commit() -> str | None:
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    command = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--dirty=+",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
