@@ -161,13 +161,9 @@ def test_wima_in_buckets_is_the_mean_of_as_many_models_as_it_says(count, k, wind
     assert watch.ring.rows.numel() == 0
 
 
-def test_wima_uses_its_window_or_what_there_is():
-    wima, w = WIMA(3), torch.zeros(2)
-    watch, used = Watch({"wima": wima}, w), []
-    for _ in range(5):
-        used.append(wima.used(watch.states["wima"]))
-        watch.update(w)
-    assert used == [0, 1, 2, 3, 3]
+def test_a_window_that_its_name_tells_is_not_told_again():
+    w = torch.zeros(2)
+    assert WIMA(3).used(WIMA(3).init(w)) is None
     assert WIMA(3, buckets=2).used(WIMA(3, buckets=2).init(w)) == 0
 
 

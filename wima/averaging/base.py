@@ -52,6 +52,11 @@ class Averager:
         return type(self).__name__.lower()
 
     @property
+    def judges(self) -> bool:
+        """Whether `judge` is to be called."""
+        return False
+
+    @property
     def history(self) -> int:
         """How many earlier models `update` looks back at."""
         return 0
@@ -67,6 +72,17 @@ class Averager:
     def init(self, w: Vector) -> AverageState:
         """The state before the first model; w is the initial model, which is never averaged."""
         raise NotImplementedError
+
+    def judge(self, state: AverageState, fresh: Vector) -> AverageState:
+        """The state after a round in which clients trained from the newest model.
+
+        fresh: the mean of what their own gradients added up to, of the length of the trained part.
+        """
+        return state
+
+    def used(self, state: AverageState) -> int | None:
+        """How many models the average is of, if that is not in its name."""
+        return None
 
     def update(self, state: AverageState, w: Vector, past: Past) -> AverageState:
         """The state after model w; may reuse the memory of the old state, never that of w."""

@@ -39,9 +39,14 @@ class Watch:
         self.states = {name: a.init(w) for name, a in self.averagers.items()}
         self.ring = Ring(max(a.history for a in self.averagers.values()), w, **ring)
 
-    def update(self, w: Vector) -> None:
-        """Take in the next model; w is read, never kept or changed, except as "plain"."""
+    def update(self, w: Vector, fresh: Vector | None = None) -> None:
+        """Take in the next model; w is read, never kept or changed, except as "plain".
+
+        fresh: what the clients' own gradients add up to, of the round that made w; see `judge`.
+        """
         for name, averager in self.averagers.items():
+            if averager.judges and fresh is not None:
+                self.states[name] = averager.judge(self.states[name], fresh)
             self.states[name] = averager.update(self.states[name], w, self.ring)
         self.ring.push(w)
 
@@ -70,6 +75,11 @@ class Watch:
         if averager.part == "all":
             return value
         return torch.where(self._masks[averager.part], value, self.states["plain"])
+
+    def used(self) -> dict[str, int]:
+        """How many models each average is of, where its name does not say."""
+        found = {name: a.used(self.states[name]) for name, a in self.averagers.items()}
+        return {name: window for name, window in found.items() if window is not None}
 
     def vectors(self) -> dict[str, Vector]:
         """All models by name."""

@@ -31,6 +31,7 @@ class Setup(NamedTuple):
     weighting: Weighting
     seed: int
     faults: Faults = Faults()
+    fresh: bool = False  # whether `RoundState.fresh` is asked for
 
     @property
     def trained(self) -> int | None:
@@ -54,6 +55,7 @@ class RoundState(NamedTuple):
     opt: OptState
     memory: ClientMemory
     excluded: tuple[int, ...] = ()  # clients of the last round that sent what is not finite
+    fresh: Vector | None = None  # the clients' own gradients of the last round, see `fresh_part`
 
 
 class Engine:

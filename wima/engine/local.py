@@ -46,6 +46,13 @@ def visit_of(problem: Problem, solution: Solution) -> Visit:
     return Visit(start, end, solution.steps, problem.lr, problem.t, *gradients)
 
 
+def shifted_part(visit: Visit, local: Local) -> Vector | None:
+    """The part of the visit's delta that came from its problem's shift: old directions."""
+    if not isinstance(local.shift, torch.Tensor):
+        return None
+    return local.shift * (visit.lr * visit.steps)
+
+
 class Solver:
     """Solves local problems in this process, one after the other."""
 

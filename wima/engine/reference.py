@@ -30,8 +30,9 @@ class Reference(Engine):
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         algorithm, data = self.setup.algorithm, self.setup.task.data
         w, rest = state.w[: self.setup.trained], state.w[len(state.w[: self.setup.trained]) :]
-        server, observed = self._observe(state, t, cohort, lr)
+        server, observed, full = self._observe(state, t, cohort, lr)
         deltas, extras, rests, counted = RunningMean(), RunningMean(), RunningMean(), []
+        fresh = RunningMean()
         for i in observed:
             weight = self.setup.weight(i)
             with located(t, "client_init", i), untouched(w):
@@ -49,27 +50,31 @@ class Reference(Engine):
             counted.append(i)
             state.memory.write(i, client)
             deltas.add(visit.delta, weight)
+            shifted = isinstance(local.shift, torch.Tensor)
+            old = local.shift * (lr * visit.steps) if shifted else torch.zeros_like(w)
+            fresh.add(visit.delta - old, weight)
             rests.add(rest - end_rest, weight)
             if extra is not None:
                 extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
         delta, extra, moved = deltas.value, extras.value, rests.value
         excluded = tuple(i for i in cohort if i not in counted)
         if delta is None or moved is None:
-            return state._replace(excluded=excluded)
+            return state._replace(excluded=excluded, fresh=None)
         fraction = len(counted) / data.num_clients
         with located(t, "server_update"), untouched(w, server, delta, extra):
             gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
         step, opt = self.setup.server_opt.update(gradient, state.opt)
         w = torch.cat([w - step, rest - moved])
-        return RoundState(w, server, opt, state.memory, excluded)
+        own = (fresh.value if full is None else full) if self.setup.fresh else None
+        return RoundState(w, server, opt, state.memory, excluded, own)
 
     def _observe(
         self, state: RoundState, t: int, cohort: list[int], lr: float
-    ) -> tuple[State, list[int]]:
+    ) -> tuple[State, list[int], Vector | None]:
         """Phase A of MIME: take in the mean full gradient at w, and say which clients go on."""
         algorithm = self.setup.algorithm
         if algorithm.full_gradient != "cohort":
-            return state.server, cohort
+            return state.server, cohort, None
         gradients, usable = RunningMean(), []
         for i in cohort:
             with located(t, "full gradient", i):
@@ -79,9 +84,9 @@ class Reference(Engine):
                 gradients.add(gradient, self.setup.weight(i))
         mean = gradients.value
         if mean is None:
-            return state.server, []
+            return state.server, [], None
         with located(t, "observe"), untouched(mean, state.server):
-            return algorithm.observe(mean, state.server), usable
+            return algorithm.observe(mean, state.server), usable, mean
 
     def _full_gradient(self, w: Vector, t: int, i: int, lr: float) -> Vector:
         problem = Problem(t, i, lr, w, None, full_gradient=True)

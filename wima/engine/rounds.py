@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
+
 from wima.algorithms.base import Algorithm, State
 from wima.core.errors import RunError
 from wima.core.vector import Vector
 from wima.engine.base import Engine, RoundState, Setup, evaluate_here, located
-from wima.engine.local import Problem, Solution, Solver, visit_of
+from wima.engine.local import Problem, Solution, Solver, shifted_part, visit_of
 from wima.engine.server import Means, Updates, observed, step
 from wima.task.evaluation import Metrics
 
@@ -77,13 +79,17 @@ class Pooled(Engine):
         begun, self._begun = self._begun, None
         if begun is None or begun.t != t or begun.w is not state.w:
             begun = self._opening(state, t, cohort, lr)
-        server, problems = state.server, begun.problems
+        server, problems, gradient = state.server, begun.problems, None
         if self.setup.algorithm.full_gradient == "cohort":
-            server, usable = self._observe(server, t, problems)
+            server, usable, gradient = self._observe(server, t, problems)
             problems = self._problems(state, server, t, usable, lr)
         means, counted = self._train(state, server, problems) if problems else (None, [])
         if means is not None:
+            if gradient is not None:
+                means = means._replace(fresh=gradient)
             state = step(self.setup, state, server, means, t)
+        else:
+            state = state._replace(fresh=None)
         return state._replace(excluded=tuple(i for i in cohort if i not in counted))
 
     def _opening(self, state: RoundState, t: int, cohort: list[int], lr: float) -> Opening:
@@ -94,8 +100,10 @@ class Pooled(Engine):
             problems = self._problems(state, state.server, t, cohort, lr)
         return Opening(t, state.w, problems)
 
-    def _observe(self, server: State, t: int, problems: list[Problem]) -> tuple[State, list[int]]:
-        """Phase A of MIME, and the clients whose gradients can be used."""
+    def _observe(
+        self, server: State, t: int, problems: list[Problem]
+    ) -> tuple[State, list[int], Vector | None]:
+        """Phase A of MIME, the clients whose gradients can be used, and their mean."""
         usable = []
 
         def gradients() -> Iterator[tuple[float, Vector]]:
@@ -105,7 +113,8 @@ class Pooled(Engine):
                     usable.append(problem.client)
                     yield self.setup.weight(problem.client), solution.gradient
 
-        return observed(self.setup, server, t, gradients()), usable
+        server, gradient = observed(self.setup, server, t, gradients())
+        return server, usable, gradient
 
     def _problems(
         self, state: RoundState, server: State, t: int, cohort: list[int], lr: float
@@ -125,10 +134,11 @@ class Pooled(Engine):
     ) -> tuple[Means | None, list[int]]:
         """The means over the clients' visits, and the clients that they are of."""
         setup = self.setup
-        if self._mean_suffices:
+        shift = problems[0].local.shift if problems[0].local else 0.0
+        if self._mean_suffices and not (setup.fresh and isinstance(shift, torch.Tensor)):
             clients = [problem.client for problem in problems]
             mean = self.pool.mean_delta(problems, [setup.weight(i) for i in clients])
-            return Means(mean, None, None, len(clients)), clients
+            return Means(mean, None, None, len(clients), mean), clients
         w = state.w[: setup.trained]
         rest, updates, counted = state.w[len(w) :], Updates(setup), []
         for problem, solution in self.pool.solve(problems):
@@ -144,7 +154,9 @@ class Pooled(Engine):
                 continue
             counted.append(i)
             state.memory.write(i, memory)
-            updates.add(setup.weight(i), delta, extra, moved)
+            assert problem.local is not None
+            shifted = shifted_part(visit, problem.local) if setup.fresh else None
+            updates.add(setup.weight(i), delta, extra, moved, shifted)
         return updates.means(), counted
 
 

@@ -22,6 +22,7 @@ class Means(NamedTuple):
     extra: Extra  # None if clients sent nothing else
     rest: Vector | None  # how far the rest of w moved, start - end; None if there is no rest
     clients: int
+    fresh: Vector | None = None  # see `RoundState`; None if it is not asked for
 
 
 class Updates:
@@ -30,13 +31,21 @@ class Updates:
     def __init__(self, setup: Setup) -> None:
         self._uniform = setup.algorithm.extra_mean == "uniform"
         self._delta, self._extra, self._rest = RunningMean(), RunningMean(), RunningMean()
-        self._clients = 0
+        self._fresh, self._clients = RunningMean() if setup.fresh else None, 0
 
     def add(
-        self, weight: float, delta: Vector, extra: Vector | None, rest: Vector | None = None
+        self,
+        weight: float,
+        delta: Vector,
+        extra: Vector | None,
+        rest: Vector | None = None,
+        shifted: Vector | None = None,
     ) -> None:
+        """What a client sent; shifted: the part of delta that its problem's shift made."""
         self._clients += 1
         self._delta.add(delta, weight)
+        if self._fresh is not None:
+            self._fresh.add(delta if shifted is None else delta - shifted, weight)
         if extra is not None:
             self._extra.add(extra, 1.0 if self._uniform else weight)
         if rest is not None:
@@ -47,21 +56,25 @@ class Updates:
         delta = self._delta.value
         if delta is None:
             return None
-        return Means(delta, self._extra.value, self._rest.value, self._clients)
+        fresh = self._fresh.value if self._fresh else None
+        return Means(delta, self._extra.value, self._rest.value, self._clients, fresh)
 
 
 def observed(
     setup: Setup, server: State, t: int, gradients: Iterable[tuple[float, Vector]]
-) -> State:
-    """Phase A of MIME: the cohort's mean full gradient at w, from pairs (weight, gradient)."""
+) -> tuple[State, Vector | None]:
+    """Phase A of MIME: the server's state with the cohort's mean full gradient, and that gradient.
+
+    It comes from pairs (weight, gradient).
+    """
     mean = RunningMean()
     for weight, vector in gradients:
         mean.add(vector, weight)
     gradient = mean.value
     if gradient is None:
-        return server
+        return server, None
     with located(t, "observe"):
-        return setup.algorithm.observe(gradient, server)
+        return setup.algorithm.observe(gradient, server), gradient
 
 
 def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -> RoundState:
@@ -75,4 +88,5 @@ def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -
         )
     change, opt = setup.server_opt.update(gradient, state.opt)
     rest = rest if means.rest is None else rest - means.rest
-    return RoundState(torch.cat([w - change, rest]), server, opt, state.memory)
+    w = torch.cat([w - change, rest])
+    return RoundState(w, server, opt, state.memory, fresh=means.fresh)

@@ -307,5 +307,5 @@ def _plain(record: Record) -> dict[str, Any]:
         for model, values in record.metrics.items()
     }
     line = {"t": record.t, "cohort": record.cohort, "lr": record.lr, "metrics": metrics}
-    faults = {"dropped": record.dropped, "excluded": record.excluded}
-    return {**line, **{name: clients for name, clients in faults.items() if clients}}
+    more = {"dropped": record.dropped, "excluded": record.excluded, "windows": dict(record.windows)}
+    return {**line, **{name: value for name, value in more.items() if value}}

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
 from inspect import Signature, signature
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from wima.algorithms.base import Algorithm
@@ -44,6 +45,7 @@ class Record(NamedTuple):
     seconds: float
     dropped: tuple[int, ...] = ()  # clients of the cohort that never answered
     excluded: tuple[int, ...] = ()  # clients that sent what is not finite, see `Faults`
+    windows: Mapping[str, int] = MappingProxyType({})  # models in averages whose window varies
 
 
 class Result(NamedTuple):
@@ -132,7 +134,7 @@ class Simulation:
         self.between_rounds = False
         state.memory.commit()
         self.state = state
-        self.watch.update(self._served())
+        self.watch.update(self._served(), state.fresh)
         metrics = {}
         if self.options.evaluates(t + 1):
             self._begin(t + 1)
@@ -140,7 +142,8 @@ class Simulation:
         self.t, self.between_rounds = t + 1, True
         dropped = tuple(client for client in cohort if client not in answer)
         seconds = time.perf_counter() - begin
-        return Record(self.t, cohort, lr, metrics, seconds, dropped, self.state.excluded)
+        windows = self.watch.used()
+        return Record(self.t, cohort, lr, metrics, seconds, dropped, self.state.excluded, windows)
 
     def _lr(self, t: int) -> float:
         return self.options.lr * self._schedule.factor(t, self.rounds)
@@ -148,7 +151,7 @@ class Simulation:
     def _state_after(self, t: int, cohort: list[int], lr: float) -> RoundState:
         """Run the round; a round without clients keeps the model."""
         if not cohort:
-            return self.state._replace(excluded=())
+            return self.state._replace(excluded=(), fresh=None)
         state = self._engine.round(self.state, t, cohort, lr)
         self._unusable = self._unusable + 1 if len(state.excluded) == len(cohort) else 0
         if self._unusable == PATIENCE:
@@ -236,11 +239,13 @@ def simulate(
     check_server_rule(algorithm, server_opt, run.stack_server)
     schedule = schedule or Constant()
     schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
-    setup = (task, algorithm, server_opt, sgd, run.weighting, run.seed, faults or Faults())
+    watched = {name: a.for_run(run.rounds) for name, a in named(averagers).items()}
+    judged = any(averager.judges for averager in watched.values())
+    setup = (task, algorithm, server_opt, sgd, run.weighting, run.seed, faults or Faults(), judged)
     return Simulation(
         Setup(*setup),
         run,
-        {name: a.for_run(run.rounds) for name, a in named(averagers).items()},
+        watched,
         schedule,
         cohorts or uniform_cohorts(task.data.num_clients, run.clients_per_round),
         storage or Storage(),

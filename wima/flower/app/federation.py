@@ -80,6 +80,7 @@ class Federation(Strategy, Engine):
         self._roster: Roster
         self._now: Current
         self._after: RoundState
+        self._gradient: Vector | None = None  # the mean of MIME's phase A
         self._cut: set[int] = set()  # nodes that claimed more examples than agreed
 
     def start(
@@ -156,7 +157,7 @@ class Federation(Strategy, Engine):
         replies = self._ask(self._messages(GRADIENT, arrays, config))
         updates = self._updates(replies, {"gradient": trained})
         gradients = ((self._weight(i, u), u.vectors["gradient"]) for i, u in updates.items())
-        server = observed(self._setup, now.server, now.t, gradients)
+        server, self._gradient = observed(self._setup, now.server, now.t, gradients)
         self._now = now._replace(server=server, nodes={i: now.nodes[i] for i in updates})
 
     def configure_train(
@@ -240,7 +241,11 @@ class Federation(Strategy, Engine):
             extra, rest = vectors.get("extra"), vectors.get("rest")
             received.add(self._weight(i, update), vectors["delta"], extra, rest)
         means = received.means()
-        return state if means is None else step(self._setup, state, server, means, t)
+        if means is None:
+            return state._replace(fresh=None)
+        if self._gradient is not None:
+            means = means._replace(fresh=self._gradient)
+        return step(self._setup, state, server, means, t)
 
     def _trained(self) -> Vector:
         return self._now.state.w[: self._setup.trained]

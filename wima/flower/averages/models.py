@@ -34,6 +34,11 @@ class Models:
         **ring: Any,
     ) -> None:
         check(bool(averagers), "averaged() needs an averager, for example WIMA(window=100).")
+        check(
+            not any(averager.judges for averager in averagers.values()),
+            "averaged() does not pass on the gradients of clients, by which window='auto' chooses; "
+            "give a number, for example WIMA(window=100).",
+        )
         parts = sorted({a.part for a in averagers.values()} - {"all"})
         if parts and not classifier:
             raise UsageError(
