@@ -18,6 +18,7 @@ from torch import Tensor
 
 from wima.core.checks import check_count
 from wima.core.errors import UsageError, check
+from wima.core.shapes import LINEAR, check_shape
 from wima.loop.tensors import TensorRing
 from wima.loop.window_average import check_windows
 
@@ -30,7 +31,7 @@ class ArrayWindow:
         average.value()                  # the same containers, with averages
 
     Floating arrays and floats are averaged, each in its own dtype; all else is as in the newest
-    value.  every, dtype and folder are those of `WindowAverage`.
+    value.  every, dtype, folder and shape are those of `WindowAverage`.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class ArrayWindow:
         every: int = 1,
         dtype: torch.dtype | None = None,
         folder: str | PathLike[str] | None = None,
+        shape: str = LINEAR,
     ) -> None:
-        self.windows, self.every = check_windows(window), every
+        self.windows, self.every, self.shape = check_windows(window), every, shape
         check_count("every", every)
+        check_shape("shape", shape)
         self._dtype, self._folder = dtype, Path(folder) if folder else None
         self.calls = 0  # of update
         self._ring: TensorRing | None = None
@@ -71,7 +74,7 @@ class ArrayWindow:
         check(window <= most, f"window={window}: the last {most} values are kept, no more.")
         if self._ring is None:
             raise UsageError(f"No value was taken in yet (update is called, every={self.every}).")
-        means = self._ring.mean(min(window, self._ring.held))
+        means = self._ring.mean(min(window, self._ring.held), self.shape)
         return _rebuild(self._newest, means)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wima.core.errors import UsageError, check
+from wima.core.shapes import LINEAR
 from wima.core.vector import Layout
 from wima.storage.ring import Ring
 from wima.storage.segments import Segments
@@ -76,11 +77,11 @@ class TensorRing:
         return self._stages[kind, device]
 
     @torch.no_grad()
-    def mean(self, n: int) -> dict[str, Tensor]:
+    def mean(self, n: int, shape: str = LINEAR) -> dict[str, Tensor]:
         """The mean of the last n values, in the tensors' own dtypes, on the ring's device."""
         found: dict[str, Tensor] = {}
         for kind, layout in self._layouts.items():
-            found |= layout.unflatten(self._rings[kind].mean(n))
+            found |= layout.unflatten(self._rings[kind].mean(n, shape))
         return {name: found[name] for name in self.names}
 
     def state(self) -> dict[str, Any]:

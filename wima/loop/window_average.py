@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from wima.core.checks import check_count
 from wima.core.errors import RunError, UsageError, check
+from wima.core.shapes import LINEAR, check_shape
 from wima.loop.parts import choose, unwrap
 from wima.loop.tensors import TensorRing
 from wima.storage.manifests import read_manifest, write_manifest
@@ -47,7 +48,8 @@ class WindowAverage:
     is averaged (`"head.*"`; the name of a module means all that is in it); without them, all
     parameters that are trained and, with use_buffers, all floating buffers.  The rest is as the
     model has it.  dtype: how past models are kept, such as torch.bfloat16.  folder: keep them in a
-    file there and not in memory.  device: where they are kept.
+    file there and not in memory.  device: where they are kept.  shape: of the decay
+    that the weights stand for, "linear", "sqrt" or "cosine"; see `core.shapes`.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class WindowAverage:
         dtype: torch.dtype | None = None,
         folder: str | PathLike[str] | None = None,
         device: torch.device | str = "cpu",
+        shape: str = LINEAR,
     ) -> None:
-        self.windows, self.every = check_windows(window), every
+        self.windows, self.every, self.shape = check_windows(window), every, shape
         check_count("every", every)
+        check_shape("shape", shape)
         self.model, self._module = model, unwrap(model)
         self._owners = choose(self._module, parts, use_buffers)
         self._ring = TensorRing(
@@ -109,7 +113,7 @@ class WindowAverage:
         window, now = self._window(window), self._tensors()
         if self._ring.held == 0:
             return {name: tensor.detach().clone() for name, tensor in now.items()}
-        means = self._ring.mean(min(window, self._ring.held))
+        means = self._ring.mean(min(window, self._ring.held), self.shape)
         return {name: mean.to(now[name].device, copy=True) for name, mean in means.items()}
 
     def model_state(self, window: int | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wima.core.errors import UsageError
 from wima.core.machine import memory_available
+from wima.core.shapes import LINEAR, weight
 from wima.core.vector import Vector
 from wima.storage.segments import PART, Segments, mapped_file
 
@@ -85,12 +86,17 @@ class Ring:
         """w as the ring will give it back."""
         return w if self.dtype == w.dtype else w.to(self.dtype).to(w.dtype)
 
-    def mean(self, n: int) -> Vector:
-        """The mean of the last n vectors, which are summed in float64, the oldest first."""
+    def mean(self, n: int, shape: str = LINEAR) -> Vector:
+        """The mean of the last n vectors, which are summed in float64, the oldest first.
+
+        shape: that of the weights, see `core.shapes`.
+        """
         total = torch.zeros(self._size, dtype=torch.float64, device=self._like.device)
-        for first in range(self.count - n, self.count, BLOCK):
+        oldest = self.count - n
+        for first in range(oldest, self.count, BLOCK):
             numbers = range(first, min(first + BLOCK, self.count))
-            _add(total, [self._pushed(number) for number in numbers])
+            weights = [weight(shape, number - oldest, n) for number in numbers]
+            _add(total, [self._pushed(number) for number in numbers], weights)
         return total.div_(n).to(self._like)
 
     def _pushed(self, number: int) -> Tensor:
@@ -139,10 +145,10 @@ def _reserved(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) 
     )
 
 
-def _add(total: Vector, vectors: Sequence[Vector]) -> None:
-    """Add the vectors to a float64 total, piece by piece, without a copy of any vector."""
+def _add(total: Vector, vectors: Sequence[Vector], weights: Sequence[float]) -> None:
+    """Add weighted vectors to a float64 total, piece by piece, without a copy of any vector."""
     for start in range(0, len(total), CACHED):
         piece = slice(start, start + CACHED)
         part = total[piece]
-        for vector in vectors:
-            part.add_(vector[piece].to(part.device))
+        for vector, alpha in zip(vectors, weights, strict=True):
+            part.add_(vector[piece].to(part.device), alpha=alpha)

@@ -21,11 +21,15 @@ _DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, tor
 
 
 def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
-    """The tree as JSON; tensors and rings go into the dicts, under names that begin with `name`."""
+    """The tree as JSON; tensors and rings go into the dicts, under names that begin with `name`.
+
+    A ring that is in the dict already keeps the name it has there.
+    """
     if isinstance(tree, Tensor):
         tensors[name] = tree
         return {"tensor": name}
     if isinstance(tree, Ring):
+        name = next((known for known, ring in rings.items() if ring is tree), name)
         rings[name] = tree
         return {"ring": name}
     if isinstance(tree, torch.dtype):
