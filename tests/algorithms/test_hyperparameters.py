@@ -138,6 +138,7 @@ def test_a_word_that_is_not_known_is_refused_with_those_that_are(kind, field, va
         "begin": "first, initial, debiased",
         "phase": "fedsam, izmailov",
         "part": "all, classifier, features",
+        "shape": "linear, sqrt, cosine",
     }[field.name]
     assert message == f"{kind.__name__}.{field.name} must be one of {known}, got {value!r}."
 

@@ -29,7 +29,7 @@ AUTO = WIMA("auto")
 def naive(models: list[torch.Tensor], fresh: list[torch.Tensor], k: int) -> tuple[list, int]:
     """Scores and choice as the docstring has them; windows are those that the buckets have."""
     scores, judged, window, rounds = [0.0] * len(CANDIDATES), [0] * len(CANDIDATES), 1, 0
-    state = AutoWindow.start(models[0], k)
+    state = AutoWindow(k).init(models[0])
     for t, (w, g) in enumerate(zip(models, fresh, strict=True)):
         if t:
             rounds += 1
@@ -43,7 +43,7 @@ def naive(models: list[torch.Tensor], fresh: list[torch.Tensor], k: int) -> tupl
                 scores[j] += (score - scores[j]) / min(judged[j], max(LEAST, RECENT * rounds))
             known = [s if n else inf for s, n in zip(scores, judged, strict=True)]
             window = CANDIDATES[known.index(min(known))]
-        state = state.push(w)
+        state = AutoWindow(k).update(state, w, None)
     return scores, window
 
 

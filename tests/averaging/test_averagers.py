@@ -27,6 +27,8 @@ ALL = [
     LAWA(k=3, every=2),
     WIMA(4),
     WIMA(9, buckets=2),
+    WIMA(4, shape="sqrt"),
+    WIMA(4, shape="cosine"),
 ]
 
 
@@ -176,6 +178,8 @@ def test_columns_are_named_after_what_they_hold():
         "lawa3x1": LAWA(3, 1),
         "wima7": WIMA(7),
         "wima1000-k4": WIMA(1000, buckets=4),
+        "wima7-sqrt": WIMA(7, shape="sqrt"),
+        "wima7-cosine-features": WIMA(7, "features", "cosine"),
         "swa-classifier": SWA(part="classifier"),
         "ema0.98-features": EMA(part="features"),
         "lawa10x10-classifier": LAWA(part="classifier"),

@@ -173,9 +173,3 @@ def test_a_wrong_number_of_buckets_is_refused(buckets):
         WIMA(1000, buckets=buckets)
     message = f"WIMA.buckets must be an integer of at least 2, got {buckets!r}."
     assert str(error.value) == message
-
-
-def test_saved_averages_without_buckets_are_recognised_and_those_with_them_differ():
-    """Flower's saved states hold the text of the averager, and were written before buckets."""
-    assert repr(WIMA(7)) == "WIMA(window=7, part='all')"
-    assert repr(WIMA(7, buckets=2)) == "WIMA(window=7, part='all', buckets=2)"

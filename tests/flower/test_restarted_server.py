@@ -16,7 +16,7 @@ from wima.flower import averaged
 from wima.storage import manifests
 from wima.storage.segments import Segments
 
-AVERAGERS = [WIMA(5), EMA(0.9), LAWA(3, 2), SWA(start=4, cycle=2)]
+AVERAGERS = [WIMA(5), WIMA(4, shape="sqrt"), EMA(0.9), LAWA(3, 2), SWA(start=4, cycle=2)]
 
 
 @pytest.mark.parametrize("stored", [{}, {"window_store": "files"}, {"store_dtype": "bfloat16"}])
@@ -162,6 +162,19 @@ def test_only_what_changes_is_saved(tmp_path):
     restarted(tmp_path, strategy, FedAdam())
     (newest, *_), _ = manifests.find(Segments(tmp_path))
     assert set(newest.extra["strategy"]["changed"]) == {"current_arrays", "m_t", "v_t"}
+
+
+def test_a_folder_of_the_first_release_is_resumed(tmp_path):
+    """Averagers are compared by their text; WIMA had no shape then."""
+    feed(averaged(FedAvg(), WIMA(5), folder=tmp_path), drawn(3)).close()
+    newest = manifests.manifests(tmp_path)[0]
+    identity = manifests.read_manifest(newest, manifests.FORMAT)["identity"]
+    assert identity["averagers"] == {"wima5": "WIMA(window=5, part='all')"}
+    other = averaged(FedAvg(), WIMA(5), folder=tmp_path)
+    assert other.averaging.seen == 3
+    other.averaging.close()
+    with pytest.raises(UsageError, match=r"asked for are .*shape='sqrt'"):
+        averaged(FedAvg(), WIMA(5, shape="sqrt"), folder=tmp_path)
 
 
 def test_state_of_other_averagers_or_damaged_is_refused(tmp_path):

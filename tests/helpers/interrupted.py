@@ -23,6 +23,7 @@ BASE = {
     "engine": "serial",
     "averagers": [
         "wima:window=5",
+        "wima:window=5:shape=sqrt",
         "ema",
         {"name": "lawa", "k": 3, "every": 2},
         {"name": "swa", "start": 10, "cycle": 3},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from wima.averaging.base import Averager, Past
 from wima.averaging.buckets import Buckets
 from wima.core.vector import Vector
 
@@ -15,48 +17,62 @@ RECENT = 0.1  # the share of the rounds so far over which scores are averaged
 LEAST = 5  # rounds over which they are averaged at least
 
 
-class AutoWindow(NamedTuple):
-    """Sums of the models in buckets, and a score for every window.
+class Choice(NamedTuple):
+    """Sums of the models, a score for every candidate, and the one in use."""
 
-    After round t the server has w and the means m_W of the last W models.  The next round brings
-    fresh, what the own gradients of clients add up to, which were drawn independently of w.  To
+    buckets: Buckets
+    scores: Vector  # by candidate, float64
+    judged: Vector  # rounds that each score is of
+    rounds: int  # judged so far
+    window: int
+
+
+@dataclass(frozen=True)
+class AutoWindow(Averager):
+    """The mean of the last W models, with W chosen anew in every round.
+
+    After a round the server has w and the means m_W of the last W models.  The next round brings
+    fresh: what the own gradients of clients add up to, which were drawn independently of w.  To
     first order, and up to the clients' drift,
 
         <fresh, m_W - w>  =  lr * (the loss at m_W - the loss at w)
 
-    The score of a window is the mean of that over the last rounds.  The window with the least
-    score is used; if none is below zero, the newest model alone.
+    The score of W is the mean of that over the last rounds, an exponential one.  The W with the
+    least score is used; if none is below zero, the newest model alone.
+    Models are kept as sums, k of each size, so windows are the longest there are of at most W.
     """
 
-    buckets: Buckets
-    scores: Vector  # by candidate, float64
-    judged: Vector  # rounds that a score is of
-    rounds: int  # judged so far
-    window: int  # the candidate in use
+    k: int
+    judges = True
 
-    @classmethod
-    def start(cls, w: Vector, k: int) -> Self:
-        """The state before the first model."""
+    def memory(self, w: Vector, rounds: int) -> int:
+        return 8 * len(w) * Buckets.most(rounds, self.k)
+
+    def init(self, w: Vector) -> Choice:
         nothing = torch.zeros(len(CANDIDATES), dtype=torch.float64)
-        return cls(Buckets.start(w, k), nothing, nothing.clone(), 0, 1)
+        return Choice(Buckets.start(w, self.k), nothing, nothing.clone(), 0, 1)
 
-    def judge(self, fresh: Vector) -> Self:
-        """The state after the fresh gradients at the newest model."""
-        windows = self.buckets.windows
+    def judge(self, state: Choice, fresh: Vector) -> Choice:
+        windows = state.buckets.windows
         if not windows[-1]:  # clients trained from the initial model, which is not averaged
-            return self
-        products = self.buckets.inner(fresh).cumsum(0).cpu()
+            return state
+        products = state.buckets.inner(fresh).cumsum(0).cpu()
         means = products / torch.tensor(windows, dtype=torch.float64)
         there = [n for n in CANDIDATES if n <= windows[-1]]
-        new = torch.stack([means[self.buckets.within(n) - 1] - means[0] for n in there])
-        rounds, known = self.rounds + 1, slice(0, len(there))
-        judged, scores = self.judged.clone(), self.scores.clone()
+        new = torch.stack([means[state.buckets.within(n) - 1] - means[0] for n in there])
+        rounds, known = state.rounds + 1, slice(0, len(there))
+        judged, scores = state.judged.clone(), state.scores.clone()
         judged[known] += 1
         over = judged[known].clamp(max=max(LEAST, RECENT * rounds))
         scores[known] += (new - scores[known]) / over
-        best = int(scores[known].argmin())  # candidate 1 has score 0: none below it, none better
-        return self._replace(scores=scores, judged=judged, rounds=rounds, window=CANDIDATES[best])
+        best = int(scores[known].argmin())  # the first, 1, has score 0
+        return state._replace(scores=scores, judged=judged, rounds=rounds, window=CANDIDATES[best])
 
-    def push(self, w: Vector) -> Self:
-        """The state after model w."""
-        return self._replace(buckets=self.buckets.push(w))
+    def update(self, state: Choice, w: Vector, past: Past) -> Choice:
+        return state._replace(buckets=state.buckets.push(w))
+
+    def value(self, state: Choice) -> Vector:
+        return state.buckets.mean(state.buckets.within(state.window))
+
+    def used(self, state: Choice) -> int:
+        return state.buckets.windows[state.buckets.within(state.window) - 1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Self
 
 import torch
 
+from wima.averaging.base import Averager, Past
 from wima.core.checks import check_count
 from wima.core.vector import Vector
 from wima.storage.ring import CACHED
@@ -106,3 +108,30 @@ class Buckets(NamedTuple):
             fit = min(k, models // size)
             count, models, size = count + fit, models - fit * size, 2 * size
         return max(1, count)
+
+
+@dataclass(frozen=True)
+class BucketedWindow(Averager):
+    """The mean of about the last W models, from about k log2(W/k) sums in place of the models.
+
+    It is over the longest window there is of at most W models: once W models are there, between
+    (1 - 1/k) W and W.
+    """
+
+    window: int
+    k: int
+
+    def memory(self, w: Vector, rounds: int) -> int:
+        return 8 * len(w) * Buckets.most(rounds, self.k, self.window)
+
+    def init(self, w: Vector) -> Buckets:
+        return Buckets.start(w, self.k, self.window)
+
+    def update(self, state: Buckets, w: Vector, past: Past) -> Buckets:
+        return state.push(w)
+
+    def value(self, state: Buckets) -> Vector:
+        return state.mean(state.within(self.window))
+
+    def used(self, state: Buckets) -> int:
+        return state.windows[state.within(self.window) - 1]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 
 from wima.averaging.auto import AutoWindow
 from wima.averaging.base import Averager, AverageState, Past
-from wima.averaging.buckets import DEFAULT_K, Buckets
+from wima.averaging.buckets import DEFAULT_K, BucketedWindow
+from wima.averaging.shaped import ShapedWindow
 from wima.core.checks import check_count, is_count
 from wima.core.errors import check
+from wima.core.shapes import LINEAR, check_shape
 from wima.core.vector import Vector
 
 
@@ -19,6 +21,31 @@ class WindowSum(NamedTuple):
     total: Vector  # float64: a float32 sum drifts by 1e-6 in 10,000 rounds
     seen: int  # models so far
     dtype: torch.dtype  # of the models
+
+
+@dataclass(frozen=True)
+class Window(Averager):
+    """A running sum of the last W models: an update costs O(d), whatever W."""
+
+    window: int
+
+    @property
+    def history(self) -> int:
+        return self.window
+
+    def init(self, w: Vector) -> WindowSum:
+        return WindowSum(w.to(torch.float64, copy=True), 0, w.dtype)
+
+    def update(self, state: WindowSum, w: Vector, past: Past) -> WindowSum:
+        if state.seen == 0:
+            state.total.zero_()
+        state.total.add_(past.as_stored(w))  # what will be subtracted, to the bit
+        if state.seen >= self.window:
+            state.total.sub_(past.ago(self.window))
+        return state._replace(seen=state.seen + 1)
+
+    def value(self, state: WindowSum) -> Vector:
+        return (state.total / max(1, min(state.seen, self.window))).to(state.dtype)
 
 
 @dataclass(frozen=True)
@@ -31,86 +58,69 @@ class WIMA(Averager):
     begin at round 1.  Equal to W server steps from the model before the window, step j scaled by
     (W - j)/W for j = 0 ... W - 1: a falling learning rate (Eq. 6 and 7).
 
-    One running sum: an update costs O(d), whatever W.
-
-    window = "auto": W is chosen anew in every round; see `AutoWindow`.
-    buckets = k: about k log2(W/k) sums (`Buckets`) in place of the last W models.  The mean is then
-    over the longest window there is of at most W models: once W models are there, between
-    (1 - 1/k) W and W.  Without it, "auto" takes k = 2.
+    window: W, or "auto", which chooses it anew in every round; see `AutoWindow`.
+    shape: of the falling learning rate, "linear", "sqrt" or "cosine"; see `ShapedWindow`.
+    buckets: sums of models in place of the models, at most so many of a size; see `BucketedWindow`.
     """
 
     window: int | Literal["auto"] = 100
     part: str = "all"
-    buckets: int | None = None  # of each size, at least 2
+    shape: str = LINEAR
+    buckets: int | None = None
 
     def __post_init__(self) -> None:
         check(
             self.window == "auto" or is_count(self.window),
             f"WIMA.window must be a positive integer or 'auto', got {self.window!r}.",
         )
+        check_shape("WIMA.shape", self.shape)
         if self.buckets is not None:
             check_count("WIMA.buckets", self.buckets, least=2)
+        check(
+            self.shape == LINEAR or (self.window != "auto" and self.buckets is None),
+            f"WIMA.shape={self.shape!r} needs past models, which window='auto' and buckets do not "
+            "keep; leave one of them out.",
+        )
         super().__post_init__()
-
-    def __repr__(self) -> str:
-        # Saved averages are compared by it, so fields that came later show only if they are set.
-        named = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
-        shown = [(n, v) for n, v, default in named if n in ("window", "part") or v != default]
-        return f"WIMA({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
     def _label(self) -> str:
         window = "-auto" if self.window == "auto" else self.window
-        return f"wima{window}" + ("" if self.buckets is None else f"-k{self.buckets}")
+        shape = "" if self.shape == LINEAR else f"-{self.shape}"
+        return f"wima{window}{shape}" + ("" if self.buckets is None else f"-k{self.buckets}")
+
+    @property
+    def _way(self) -> Averager:
+        """How the mean is computed."""
+        if self.window == "auto":
+            return AutoWindow(self.buckets or DEFAULT_K)
+        if self.buckets is not None:
+            return BucketedWindow(self.window, self.buckets)
+        if self.shape != LINEAR:
+            return ShapedWindow(self.window, self.shape)
+        return Window(self.window)
 
     @property
     def judges(self) -> bool:
-        return self.window == "auto"
+        return self._way.judges
 
     @property
     def history(self) -> int:
-        return 0 if self.window == "auto" or self.buckets else self.window
+        return self._way.history
 
     def memory(self, w: Vector, rounds: int) -> int:
-        longest = None if self.window == "auto" else self.window
-        bucketed = longest is None or self.buckets is not None
-        sums = Buckets.most(rounds, self.buckets or DEFAULT_K, longest) if bucketed else 1
-        return sums * 8 * len(w)
+        return self._way.memory(w, rounds)
 
     def init(self, w: Vector) -> AverageState:
-        if self.window == "auto":
-            return AutoWindow.start(w, self.buckets or DEFAULT_K)
-        if self.buckets is not None:
-            return Buckets.start(w, self.buckets, self.window)
-        return WindowSum(w.to(torch.float64, copy=True), 0, w.dtype)
+        return self._way.init(w)
 
-    def judge(self, state: AutoWindow, fresh: Vector) -> AutoWindow:
-        return state.judge(fresh)
+    def judge(self, state: AverageState, fresh: Vector) -> AverageState:
+        return self._way.judge(state, fresh)
 
-    def update(
-        self, state: WindowSum | Buckets | AutoWindow, w: Vector, past: Past
-    ) -> AverageState:
-        if not isinstance(state, WindowSum):
-            return state.push(w)
-        assert self.window != "auto"
-        if state.seen == 0:
-            state.total.zero_()
-        state.total.add_(past.as_stored(w))  # what will be subtracted, to the bit
-        if state.seen >= self.window:
-            state.total.sub_(past.ago(self.window))
-        return state._replace(seen=state.seen + 1)
+    def update(self, state: AverageState, w: Vector, past: Past) -> AverageState:
+        return self._way.update(state, w, past)
 
-    def value(self, state: WindowSum | Buckets | AutoWindow) -> Vector:
-        if isinstance(state, AutoWindow):
-            return state.buckets.mean(state.buckets.within(state.window))
-        assert self.window != "auto"
-        if isinstance(state, Buckets):
-            return state.mean(state.within(self.window))
-        return (state.total / max(1, min(state.seen, self.window))).to(state.dtype)
+    def value(self, state: AverageState) -> Vector:
+        return self._way.value(state)
 
-    def used(self, state: WindowSum | Buckets | AutoWindow) -> int | None:
-        if isinstance(state, WindowSum):
-            return None
-        buckets = state.buckets if isinstance(state, AutoWindow) else state
-        window = state.window if isinstance(state, AutoWindow) else self.window
-        assert window != "auto"
-        return buckets.windows[buckets.within(window) - 1]
+    def used(self, state: AverageState) -> int | None:
+        return self._way.used(state)

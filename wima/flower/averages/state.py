@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wima.averaging import Averager
 from wima.core.errors import RunError, UsageError
 from wima.flower.averages.models import Models
 from wima.storage import manifests
@@ -44,10 +45,15 @@ def save(
 def _identity(models: Models) -> dict[str, Any]:
     """What must be the same for a state to be resumed."""
     return {
-        "averagers": {name: repr(averager) for name, averager in models.averagers.items()},
+        "averagers": {name: _shown(averager) for name, averager in models.averagers.items()},
         "classifier": list(models.classifier),
         "rounds": models.rounds,
     }
+
+
+def _shown(averager: Averager) -> str:
+    """The averager as text; without fields that 0.1.0 did not have, where they are not set."""
+    return repr(averager).replace(", shape='linear'", "").replace(", buckets=None", "")
 
 
 class Resumed(NamedTuple):
