@@ -114,6 +114,14 @@ def test_a_damaged_file_is_named_and_nothing_is_written(cli, tmp_path, ending, d
         (["step_1.pt", "--out", "m.pt", "--every", "0"], ["--every", "positive integer, got 0"]),
         (["step_1.pt", "--out", "m.pt", "--last", "-1"], ["--last", "positive integer, got -1"]),
         (["step_1.pt", "--out", "m.pt", "--ema", "1"], ["--ema", "[0, 1)"]),
+        (
+            ["step_1.pt", "--out", "m.pt", "--shape", "x"],
+            ["--shape", "linear, sqrt, cosine"],
+        ),
+        (
+            ["step_1.pt", "--out", "m.pt", "--shape", "sqrt", "--ema", "0.9"],
+            ["Give --shape or --ema, not both"],
+        ),
         (["step_1.pt", "--out", "old.pt"], ["old.pt exists already", "--force"]),
         (["step_*.pt", "--out", "step_1.pt", "--force"], ["is one of the checkpoints"]),
         (["int.npz", "text.npz", "--out", "m.npz"], ["text.npz", "'t'", "cannot be averaged"]),

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wima.core.errors import check
+from wima.core.shapes import LINEAR
 from wima.core.text import echo
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ Files = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="File to write: .safetensors, .npz or .pt.")]
 WindowSize = Annotated[int, typer.Option(help="Files in the mean.")]
+Shape = Annotated[
+    str, typer.Option(help="Weights as of a decaying rate: linear (the mean), sqrt, cosine.")
+]
 Ema = Annotated[float | None, typer.Option(help="Instead of a window: the decay of an EMA.")]
 Last = Annotated[int | None, typer.Option(help="Look at the last so many files only.")]
 Every = Annotated[int, typer.Option(help="Take every k-th file, counted back from the newest.")]
@@ -54,6 +59,7 @@ def average(
     files: Files,
     out: Out,
     window: WindowSize = 100,
+    shape: Shape = LINEAR,
     ema: Ema = None,
     last: Last = None,
     every: Every = 1,
@@ -66,7 +72,8 @@ def average(
     from wima.saved.mean import Decay, Window, average_files
     from wima.saved.select import select
 
-    rule = Window(window) if ema is None else Decay(ema)
+    rule = Window(window, shape) if ema is None else Decay(ema)
+    check(ema is None or shape == LINEAR, "Give --shape or --ema, not both: an EMA has no shape.")
     chosen = select(files, order, last, every)
     options: dict[str, Any] = {"part": part or (), "key": key, "force": force}
     with _bar("averaging") as progress:

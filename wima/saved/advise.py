@@ -97,7 +97,7 @@ def advise(
         for done, end in enumerate(ends):
             for n, rule in enumerate(rules):
                 used = tuple(rule.newest(files[:end]))
-                same = (used, rule if isinstance(rule, Decay) else None)
+                same = (used, rule if isinstance(rule, Decay) else rule.shape)
                 if same not in known:
                     known[same] = _try(used, rule, Path(folder), evaluate, key)
                 values[rule].append(known[same])

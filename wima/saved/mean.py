@@ -18,6 +18,7 @@ import numpy as np
 
 from wima.core.checks import check_count, check_range
 from wima.core.errors import check
+from wima.core.shapes import LINEAR, check_shape, weight
 from wima.saved.npz import Streams
 from wima.saved.read import Checkpoint, open_checkpoint
 from wima.saved.tensors import Array, Spec, decode, encode
@@ -31,22 +32,27 @@ GROUP = 2**22  # numbers that are added up at a time: 32 MB in float64
 class Window:
     """The mean of the last checkpoints; with fewer of them, of what there is.
 
-    The same operations in the same order as those of `WIMA` until its window is full.
+    The same operations in the same order as those of `WIMA` until its window is full.  shape: that
+    of the weights, see `core.shapes`.
     """
 
     window: int = 100
+    shape: str = LINEAR
 
     def __post_init__(self) -> None:
         check_count("--window", self.window)
+        check_shape("--shape", self.shape)
 
     @property
     def name(self) -> str:
-        return "plain" if self.window == 1 else f"W = {self.window}"
+        shape = "" if self.shape == LINEAR else f", {self.shape}"
+        return "plain" if self.window == 1 else f"W = {self.window}{shape}"
 
     @property
     def option(self) -> str:
         """The option of `wima average` that selects it."""
-        return f"--window {self.window}"
+        shape = "" if self.shape == LINEAR else f" --shape {self.shape}"
+        return f"--window {self.window}{shape}"
 
     @property
     def span(self) -> float:
@@ -57,9 +63,10 @@ class Window:
         """The files that are averaged, oldest first."""
         return files[-self.window :]
 
-    def add(self, total: Array, x: Array, seen: int) -> None:
-        """Take in the next checkpoint; `seen` came before it."""
-        total += x
+    def add(self, total: Array, x: Array, seen: int, count: int) -> None:
+        """Take in the next of `count` checkpoints; `seen` came before it."""
+        share = weight(self.shape, seen, count)
+        total += x if share == 1 else np.multiply(x, share, dtype=total.dtype)
 
     def value(self, total: Array, seen: int) -> Array:
         """The average of those seen."""
@@ -91,7 +98,7 @@ class Decay:
     def newest(self, files: Sequence[Path]) -> Sequence[Path]:
         return files
 
-    def add(self, total: Array, x: Array, seen: int) -> None:
+    def add(self, total: Array, x: Array, seen: int, count: int) -> None:
         total *= self.decay
         total += np.multiply(x, 1 - self.decay if seen else 1, dtype=total.dtype)
 
@@ -230,7 +237,7 @@ def _add(
     with np.errstate(all="ignore"):  # infinities and NaN go through, as in the training loop
         for piece, total in totals.items():
             x = decode(checkpoint.read(*piece), plan.tensors[piece.name].dtype)
-            plan.rule.add(total, x, seen)
+            plan.rule.add(total, x, seen, len(plan.files))
 
 
 def _value(plan: AveragePlan, piece: Piece, total: Array) -> Array:
