@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from wima.core.errors import RunError, UsageError
 
 SMALL = {"data": "digits", "rounds": 2, "clients": 10, "clients_per_round": 2, "engine": "serial"}
-SMALL |= {"algorithm": "scaffold", "averagers": ["wima:window=2"]}
+SMALL |= {"algorithm": "scaffold", "averagers": ["wima:window=2"], "snapshots": 1}
 
 
 class Format(NamedTuple):
@@ -98,6 +98,13 @@ def _load_checkpoint(folder: Path) -> None:
             checkpoint.load(simulation, store, saved)
     if wrong:
         raise RunError(wrong[0])
+
+
+def _window(folder: Path) -> None:
+    from wima.runs.folder import read_run
+    from wima.runs.windows import write_window
+
+    write_window(read_run(folder / "run"), 2, folder / "mean.safetensors", force=True)
 
 
 def _flower(folder: Path) -> None:
@@ -325,6 +332,7 @@ FORMATS: dict[str, Format] = {
     "sheet": Format(_sheet, _report, ("own.sheet.json",)),
     "manifest": Format(_run, _load_checkpoint, ("run/checkpoints/0*.json",)),
     "segment": Format(_run, _load_checkpoint, ("run/checkpoints/*.safetensors",)),
+    "snapshot": Format(_run, _window, ("run/snapshots/*.safetensors",)),
     "flower state": Format(_flower, _restore_flower, ("*",)),
     "settings": Format(_settings, _read_settings, ("settings.toml",)),
     "experiment": Format(_experiment, _read_experiment, ("own.toml",)),

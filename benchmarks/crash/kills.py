@@ -27,6 +27,7 @@ CASES = {
     "adabest-files": {"algorithm": "adabest", "store_dtype": "bfloat16", **FILES},
     "mime": {"algorithm": "mime", "server": "sgd:lr=0.1"},
     "mime-files": {"algorithm": "mime", "server": "sgd:lr=0.1", **FILES},
+    "snapshots": {"snapshots": 3},
     "fedadam": {"server": "adam:lr=0.01", "dropout": 0.3, "stragglers": 0.3},
 }
 

@@ -14,6 +14,7 @@ from wima.runs.folder import is_intact, read_run
 from wima.runs.launch import launch, resume
 from wima.runs.settings import Settings
 
+SNAPSHOTS = settings_of(rounds=12, checkpoint_every=4, snapshots=3)
 SETTINGS = settings_of(algorithm="scaffold", rounds=12, checkpoint_every=4, **FILES)
 
 
@@ -84,6 +85,12 @@ SCENARIOS = {
         prepare=lambda folder: killed_after(7, SETTINGS, folder / "run"),
         work=lambda folder: resume(folder / "run"),
         finish=lambda folder: finish(folder / "run", SETTINGS),
+        outcome=lambda folder: outcome(folder / "run"),
+    ),
+    "snapshots": Scenario(
+        prepare=lambda folder: killed_after(7, SNAPSHOTS, folder / "run"),
+        work=lambda folder: resume(folder / "run"),
+        finish=lambda folder: finish(folder / "run", SNAPSHOTS),
         outcome=lambda folder: outcome(folder / "run"),
     ),
     "sweep": Scenario(

@@ -68,6 +68,7 @@ REFUSED = {
     "rounds=0": ["rounds", "positive integer", "got 0"],
     "checkpoint_every=-1": ["checkpoint_every", "greater than or equal to 0", "got -1"],
     "checkpoint_minutes=-0.5": ["checkpoint_minutes", "greater than or equal to 0", "got -0.5"],
+    "snapshots=-1": ["snapshots", "greater than or equal to 0", "got -1"],
     "rounds=true": ["rounds", "integer", "got True"],
     "rounds": ["Expected key=value", "got 'rounds'"],
     "=3": ["Expected key=value", "got '=3'"],

@@ -92,7 +92,8 @@ def killed_after(t: int, settings: Settings, path: Path) -> None:
 
 def outcome(path: Path) -> dict[str, bytes]:
     """All bytes that must not depend on interruptions and trackers."""
-    files = [path / "records.jsonl", *sorted((path / "models").iterdir())]
+    folders = [path / "models", path / "snapshots"]
+    files = [path / "records.jsonl", *sorted(f for folder in folders for f in folder.glob("*"))]
     return {file.name: file.read_bytes() for file in files}
 
 

@@ -13,10 +13,11 @@ from benchmarks.crash.replay import record, replay
 from benchmarks.crash.scenarios import SCENARIOS
 from wima.storage.files import replace_text
 
-SHARES = {"run": 0.025, "resume": 0.02, "sweep": 0.004, "report": 0.03, "averages": 0.1}
+SHARES = {"run": 0.025, "resume": 0.02, "snapshots": 0.02, "sweep": 0.004}
+SHARES |= {"report": 0.03, "averages": 0.1}
 
 
-@pytest.mark.parametrize("name", ["run", "resume", "averages"])
+@pytest.mark.parametrize("name", ["run", "resume", "snapshots", "averages"])
 def test_the_recorder_misses_nothing(name, tmp_path):
     before, operations = record(SCENARIOS[name], tmp_path / "files")
     disk = Disk(before)

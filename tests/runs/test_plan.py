@@ -52,12 +52,24 @@ def test_clients_need_memory_beyond_what_is_kept_in_memory_of_their_states():
     assert many.memory - few.memory == OVERHEAD * (len(SIZES) - 4)  # visited in the second round
 
 
+def test_snapshots_are_said_in_words():
+    settings = make_settings({"rounds": 100, "snapshots": 25})
+    plan, without = (plan_of(rounds=100, snapshots=every) for every in (25, 0))
+    assert re.search(r"Disk: up to \d+ kB, of which snapshots \d+ kB\.", plan.in_words(settings))
+    assert "snapshots" not in without.in_words(settings)
+    assert plan.memory > without.memory and plan.disk > without.disk + plan.snapshots > without.disk
+
+
 @pytest.mark.parametrize(
-    ("window_store", "gigabytes", "every"),
-    [*product(["memory", "files"], [None], [3, 9]), *product(["files"], [0.0, 0.00005], [9, 1000])],
+    ("window_store", "gigabytes", "every", "snapshots"),
+    [
+        *product(["memory", "files"], [None], [3, 9], [0]),
+        *product(["files"], [0.0, 0.00005], [9, 1000], [0]),
+        *product(["memory"], [None], [9], [1, 5]),
+    ],
 )
 def test_a_run_takes_no_more_disk_than_planned(
-    window_store, gigabytes, every, tmp_path, monkeypatch
+    window_store, gigabytes, every, snapshots, tmp_path, monkeypatch
 ):
     path, plans, taken, sync = tmp_path / "run", [], [], files.sync
 
@@ -74,8 +86,10 @@ def test_a_run_takes_no_more_disk_than_planned(
     monkeypatch.setattr(files, "sync", measured)
     settings = {"window_store": window_store, "client_memory_gb": gigabytes}
     settings |= {"algorithm": "scaffold", "checkpoint_every": every, "eval_every": 0}
-    launch(settings_of(**settings), path)
+    launch(settings_of(**settings, snapshots=snapshots), path)
     assert 0.2 * plans[0].disk < max(taken) <= plans[0].disk
+    own = sum(file.stat().st_size for file in (path / "snapshots").glob("*"))
+    assert 0.9 * plans[0].snapshots <= own <= plans[0].snapshots
 
 
 def test_a_resumed_run_may_take_what_it_has_taken_already(interrupted, tmp_path, monkeypatch):

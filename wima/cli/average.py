@@ -1,4 +1,4 @@
-"""The commands on saved checkpoints: `wima average` and `wima advise`."""
+"""The commands on saved models: `wima average`, `wima window` and `wima advise`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,10 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the output if it e
 Evaluate = Annotated[
     str, typer.Option("--eval", help="Command that prints the metric; {} is the file.")
 ]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Rounds = Annotated[int, typer.Option(help="Rounds in the mean.")]
+At = Annotated[int | None, typer.Option(help="Its last round.  [default: the newest snapshot's]")]
+Mean = Annotated[Path, typer.Option(help="File to write: .safetensors.")]
 Minimize = Annotated[bool, typer.Option("--minimize", help="Small is good.")]
 Metric = Annotated[
     str | None, typer.Option(help="Its name in the JSON object that the command prints.")
@@ -83,6 +87,15 @@ def average(
         print(f"Window {window}, but there are {len(used)} checkpoints: all of them were used.")
     echo(f"{out}: {rule.name}, {len(used)} checkpoints, {used[0]} to {used[-1]},")
     print(f"{done.numbers:,} numbers in {done.tensors:,} tensors.")
+
+
+def window(path: RunFolder, window: Rounds, out: Mean, at: At = None, force: Force = False) -> None:
+    """Write the mean of any rounds of a run with snapshots, as: wima window RUN --window 100"""
+    from wima.runs.folder import read_run
+    from wima.runs.windows import write_window
+
+    first, last = write_window(read_run(path), window, out, at, force)
+    echo(f"{out}: the mean of rounds {first} ... {last}.")
 
 
 def advise(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from wima.core.errors import RunError
+from wima.runs.snapshots import Snapshots, Sum
 from wima.simulation.simulation import Simulation
 from wima.storage import manifests
 from wima.storage.manifests import MALFORMED, Saved
@@ -17,7 +19,11 @@ from wima.storage.states import decode, encode
 
 
 def save(
-    simulation: Simulation, store: Segments, identity: Mapping[str, Any], extra: Mapping[str, Any]
+    simulation: Simulation,
+    store: Segments,
+    identity: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    snapshots: Snapshots | None = None,
 ) -> None:
     """Write a checkpoint, then remove the oldest one.  identity: settings and versions."""
     tensors: dict[str, Tensor] = {}
@@ -29,14 +35,19 @@ def save(
         "state": encode((state.w, state.server, state.opt), "state", tensors, rings),
         "averages": simulation.watch.encode(tensors, rings),
         "clients": state.memory.save(store),
+        "snapshot": encode(snapshots and snapshots.sum, "snapshot", tensors, rings),
     }
     manifests.save(store, simulation.t, tensors, rings, **content)
 
 
-def load(simulation: Simulation, store: Segments, saved: Saved) -> None:
+def load(
+    simulation: Simulation, store: Segments, saved: Saved, snapshots: Snapshots | None = None
+) -> None:
     """Put a fresh simulation where the checkpoint was written."""
     try:
         _load(simulation, store, saved)
+        if snapshots is not None:
+            _load_sum(snapshots, store, saved)
     except MALFORMED as error:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"The checkpoint of round {saved.t} does not fit: {reason}") from error
@@ -54,3 +65,11 @@ def _load(simulation: Simulation, store: Segments, saved: Saved) -> None:
     state.memory.load(store, content["clients"], w[: simulation.setup.trained])
     simulation.state = state._replace(w=w, server=server, opt=opt)
     simulation.t = saved.t
+
+
+def _load_sum(snapshots: Snapshots, store: Segments, saved: Saved) -> None:
+    """The sum that was under way; there is none if snapshots were off."""
+    content = saved.content
+    read = partial(store.read, content["vectors"])
+    kept = decode(content.get("snapshot", {"value": None}), None, read, {})
+    snapshots.start(saved.t, Sum(*kept) if kept else None)

@@ -7,6 +7,7 @@ times.jsonl        how long each round took
 status.json        running, done, interrupted, diverged or failed; rounds done; checksums
 checkpoints/       what `wima resume` goes on from; among it, a copy of the records
 models/*.safetensors   the final models, by name
+snapshots/*.safetensors   sums of models, for windows that are chosen later
 lock               held by the process that works on the run
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from wima.core.checks import is_count, is_number
 from wima.core.errors import RunError, UsageError, check
@@ -44,7 +46,7 @@ from wima.storage.lock import Lock, is_running
 from wima.storage.reading import check_file, read_text
 
 STATES = ("running", "done", "interrupted", "diverged", "failed")
-FOLDER = "checkpoints"  # in the run folder
+FOLDER, SNAPSHOTS = "checkpoints", "snapshots"  # in the run folder
 COPY = f"{FOLDER}/{RECORDS}"
 MALFORMED: tuple[type[Exception], ...]
 MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -103,8 +105,8 @@ class RunFolder:
         self._sums = {RECORDS: self.records.save()}
         with written(self.path / "models", folder=True) as draft:
             for name, w in vectors.items():
-                tensors, file = layout.unflatten(w) if layout else {"w": w}, f"{name}.safetensors"
-                save_file({n: t.clone() for n, t in tensors.items()}, draft / file)
+                file = f"{name}.safetensors"
+                save_file(by_name(w, layout), draft / file)
                 self._sums[f"models/{file}"] = digest(draft / file)
 
     def close(self, state: str, reason: str = "") -> None:
@@ -117,6 +119,12 @@ class RunFolder:
             sums = {"sums": self._sums} if state == "done" else {}
             _write_json(self.path / "status.json", {**status, **sums})
         self._lock.release()
+
+
+def by_name(w: Vector, layout: Layout | None) -> dict[str, Tensor]:
+    """A vector's tensors, each with memory of its own, as safetensors wants it."""
+    tensors = layout.unflatten(w) if layout else {"w": w}
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 class Run:
@@ -256,7 +264,7 @@ def check_free(path: Path) -> None:
 
 def check_no_links(path: Path) -> None:
     """Refuse symbolic links among a run's files: what is written through them lands elsewhere."""
-    inside = [path, path / FOLDER, path / "models"]
+    inside = [path, path / FOLDER, path / "models", path / SNAPSHOTS]
     for file in (file for folder in inside if folder.is_dir() for file in folder.iterdir()):
         check(
             not file.is_symlink(),

@@ -35,6 +35,7 @@ from wima.runs.folder import (
 from wima.runs.progress import Progress
 from wima.runs.records import RECORDS, sums
 from wima.runs.settings import CHANGEABLE, Settings, change_settings
+from wima.runs.snapshots import Snapshots
 from wima.runs.trackers.dispatch import Trackers
 from wima.simulation.simulation import Record, Simulation
 from wima.storage import manifests
@@ -82,7 +83,8 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             folder = RunFolder.create(path, settings, simulation.facts())
-            Runner(simulation, folder, settings, trackers, progress).run()
+            snapshots = _snapshots(path, settings, simulation)
+            Runner(simulation, folder, settings, trackers, progress, snapshots).run()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
@@ -111,18 +113,24 @@ def resume(
         )
         settings = wanted.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER, **instead) as simulation:
-            start = _start(run, simulation, _identity(settings, simulation))
+            snapshots = _snapshots(path, settings, simulation)
+            start = _start(run, simulation, snapshots, _identity(settings, simulation))
             if changes:
                 replace_text(path / "settings.toml", wanted.to_toml())
             folder = RunFolder.reopen(path, settings, lock, simulation.t, start.records)
             manifests.discard_after(start.store, simulation.t)
+            snapshots.discard_after(simulation.t)
             for remark in start.remarks:
                 echo(remark)
             print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
-            Runner(simulation, folder, settings, trackers, progress).run()
+            Runner(simulation, folder, settings, trackers, progress, snapshots).run()
     finally:
         lock.release()
     return read_run(path)
+
+
+def _snapshots(path: Path, settings: Settings, simulation: Simulation) -> Snapshots:
+    return Snapshots(path, settings.snapshots, simulation.w, simulation.setup.task.layout)
 
 
 class Start(NamedTuple):
@@ -133,7 +141,7 @@ class Start(NamedTuple):
     remarks: list[str]
 
 
-def _start(run: Run, simulation: Simulation, now: dict[str, Any]) -> Start:
+def _start(run: Run, simulation: Simulation, snapshots: Snapshots, now: dict[str, Any]) -> Start:
     """Put the simulation where the newest checkpoint is that is intact, and so are its records."""
     store = simulation.store or Segments(run.path / FOLDER)
     found, wrong = manifests.find(store)
@@ -144,7 +152,7 @@ def _start(run: Run, simulation: Simulation, now: dict[str, Any]) -> Start:
     for saved in found:
         for file in files:
             if there[file].get(saved.t) == saved.extra["records"]:
-                checkpoint.load(simulation, store, saved)
+                checkpoint.load(simulation, store, saved, snapshots)
                 return Start(store, file, remarks)
             remarks.append(f"{file} is damaged before round {saved.t}.")
     return Start(store, files[0], remarks)
@@ -199,9 +207,10 @@ class Runner:
         settings: Settings,
         trackers: Trackers,
         progress: Follow,
+        snapshots: Snapshots,
     ) -> None:
         self.simulation, self.folder, self.settings = simulation, folder, settings
-        self.trackers, self._progress = trackers, progress
+        self.trackers, self._progress, self._snapshots = trackers, progress, snapshots
         self._store = simulation.store or Segments(folder.path / FOLDER)
         self._saved, self._when = simulation.t, time.monotonic()
         self._stop: int | None = None  # the signal that asks to end
@@ -232,7 +241,8 @@ class Runner:
         simulation, folder = self.simulation, self.folder
         with self._progress(simulation.rounds, simulation.t) as progress:
             for record in simulation:
-                folder.append(record)
+                self._snapshots.update(record.t, simulation.watch.vector("plain"))
+                folder.append(record)  # last: a round that is recorded has its snapshot
                 self.trackers.record(record)
                 self._show(progress, record)
                 if self._stop is not None:
@@ -262,7 +272,7 @@ class Runner:
             return
         extra = {"records": self.folder.records.save()}
         identity = _identity(self.settings, self.simulation)
-        checkpoint.save(self.simulation, self._store, identity, extra)
+        checkpoint.save(self.simulation, self._store, identity, extra, self._snapshots)
         self._saved, self._when = self.simulation.t, time.monotonic()
 
     def _fail(self, error: Exception) -> None:

@@ -14,6 +14,7 @@ from wima.averaging import Averager, Last
 from wima.core.errors import check
 from wima.core.machine import memory_available
 from wima.engine.memory import OVERHEAD
+from wima.runs.folder import SNAPSHOTS
 from wima.runs.settings import Settings
 from wima.storage.ring import BLOCK
 from wima.storage.states import size
@@ -28,7 +29,8 @@ class Plan(NamedTuple):
     window: int  # past models
     clients: int  # what clients remember
     memory: int  # of all that, what is in memory
-    disk: int  # checkpoints, records and final models
+    disk: int  # checkpoints, records, final models and snapshots
+    snapshots: int = 0  # of that, the snapshots
 
     def in_words(self, settings: Settings) -> str:
         """The plan in words."""
@@ -41,7 +43,8 @@ class Plan(NamedTuple):
         if self.clients:
             parts.append(f"clients' memory up to {gigabytes(self.clients)} ({limit})")
         needed = f"Memory: {', '.join(parts)}; {gigabytes(self.memory)} in all."
-        return f"{needed} Disk: up to {gigabytes(self.disk)}."
+        share = f", of which snapshots {gigabytes(self.snapshots)}" if self.snapshots else ""
+        return f"{needed} Disk: up to {gigabytes(self.disk)}{share}."
 
 
 def make_plan(
@@ -61,15 +64,18 @@ def make_plan(
     budget = float("inf") if settings.client_memory_gb is None else settings.client_memory_gb * 1e9
     memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
     memory += int(min(clients, budget)) + (OVERHEAD * visits if clients else 0)
-    disk = _records(settings, len(watched)) + len(watched) * model
+    total = 8 * d if settings.snapshots else 0  # the sum for the next snapshot
+    memory += 3 * total  # it is copied by tensors, and then to bytes
+    snapshots = _snapshots_disk(settings, task, d)
+    disk = _records(settings, len(watched)) + len(watched) * model + snapshots
     if settings.checkpoint_every or settings.checkpoint_minutes:
         states = size(algorithm.init(trained)) + 2 * model  # a server optimizer has at most two
-        disk += 3 * (model + states + averages)  # while a checkpoint is written, there are three
+        disk += 3 * (model + states + averages + total)  # while one is written, there are three
         disk += _ring_disk(settings, window, kept * d) + _clients_disk(settings, clients, visits)
     else:
         disk += window if settings.window_store == "files" else 0
         disk += 2 * clients if settings.client_memory_gb is not None else 0
-    return Plan(model, averages, window, clients, memory, disk)
+    return Plan(model, averages, window, clients, memory, disk, snapshots)
 
 
 def _records(settings: Settings, models: int) -> int:
@@ -93,12 +99,20 @@ def _clients_disk(settings: Settings, clients: int, visits: int) -> int:
     return 2 * clients + 2 * clients * min(between, visits) // max(1, visits)
 
 
+def _snapshots_disk(settings: Settings, task: Task, d: int) -> int:
+    """Sums in float64, and what their files say of each tensor."""
+    tensors = len(task.layout.slices) if task.layout else 1
+    count = settings.rounds // settings.snapshots if settings.snapshots else 0
+    return count * (8 * d + 200 * (1 + tensors))
+
+
 def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
     """Refuse a run that cannot fit, naming the settings that would make it smaller."""
     free, usage = memory_available(), shutil.disk_usage(_existing(folder))
     # A pseudo file system such as /proc reports a size of 0; writing there fails by itself.
-    disk = usage.free + _bytes_in(folder) if usage.total else plan.disk
-    advice = []
+    own = _bytes_in(folder) + min(plan.snapshots, _bytes_in(folder.parent / SNAPSHOTS))
+    disk = usage.free + own if usage.total else plan.disk
+    advice, sparser = [], ["snapshots=0"] if plan.snapshots else []
     if plan.window and settings.window_store == "memory":
         advice.append("window_store=files")
     if plan.clients and settings.client_memory_gb is None:
@@ -116,7 +130,7 @@ def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
         plan.disk <= disk,
         f"The run needs up to {gigabytes(plan.disk)} on the disk of {folder}, but "
         f"{gigabytes(disk)} are free. Settings that need less: "
-        f"{', '.join([*smaller, 'checkpoint_every=0 checkpoint_minutes=0'])}.",
+        f"{', '.join([*sparser, *smaller, 'checkpoint_every=0 checkpoint_minutes=0'])}.",
     )
 
 

@@ -79,7 +79,7 @@ class Choice(BaseModel):
 
 # Settings that say how a run is computed and kept, not what it gives.
 NOT_IN_RESULTS = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes"}
-NOT_IN_RESULTS |= {"window_store", "client_memory_gb", "trackers"}
+NOT_IN_RESULTS |= {"window_store", "client_memory_gb", "snapshots", "trackers"}
 CHANGEABLE = NOT_IN_RESULTS - {"engine", "device"}  # when a run is resumed
 PARTS = (RunOptions, LocalSGD, Faults)  # these declare their own options
 
@@ -121,6 +121,7 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     window_store: Literal["memory", "files"] = "memory"  # past models
     client_memory_gb: float | None = None  # of clients' memory in memory; the rest is in files
     store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models
+    snapshots: int = Field(0, ge=0)  # rounds between sums kept for `wima window`; 0: none
     trackers: list[str] = Field([])  # where the run is recorded besides its folder
 
     @model_validator(mode="before")

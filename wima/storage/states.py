@@ -17,7 +17,7 @@ from wima.core.errors import RunError, UsageError
 from wima.storage.ring import Ring
 
 Json: TypeAlias = Any
-_DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
 def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
@@ -57,7 +57,7 @@ def decode(
     if kind == "ring":
         return rings[content]
     if kind == "dtype":
-        return _DTYPES[content]
+        return DTYPES[content]
     if kind == "value":
         return content
     alike = isinstance(like, tuple) and len(like) == len(content)
