@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from fractions import Fraction
 from math import fsum
@@ -20,7 +21,7 @@ from wima.runs.build import build
 from wima.runs.folder import SNAPSHOTS, read_run
 from wima.runs.launch import launch, resume
 from wima.runs.snapshots import Snapshots, files_in
-from wima.runs.windows import choose, mean, snapshots_of, write_window
+from wima.runs.windows import Trial, choose, mean, snapshots_of, write_window
 
 EVERY = 3
 SETTINGS = {"rounds": 14, "checkpoint_every": 4, "snapshots": EVERY, "averagers": ["wima:window=6"]}
@@ -244,3 +245,53 @@ def test_a_snapshot_that_is_damaged_or_missing_costs_only_its_own_windows(run, t
     file.unlink()
     with pytest.raises(UsageError, match="ends with round 12 is --window 6, got 9"):
         write_window(read_run(path), 9, tmp_path / "other.safetensors")
+
+
+def test_a_window_has_the_metrics_that_the_run_recorded_of_it(run):
+    trial = Trial(read_run(run), None)
+    recorded = dict(zip(*read_run(run).curve("wima6", "accuracy"), strict=True))
+    assert trial.metric == "accuracy" and trial.sizes == [3, 6, 9, 12]
+    for at in (6, 9, 12):
+        assert trial.value(6, at) == pytest.approx(recorded[at])
+    assert trial.value(12, 6) == trial.value(6, 6)  # of all there is
+
+
+def test_wima_advise_tries_windows_of_a_run(cli, run, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("wima.cli.advice.draw_advice", lambda *given: drawn.append(given))
+    code, out, err = cli("advise", str(run), "--metric", "loss")
+    assert code == 0, err
+    assert "4 snapshots, 4 candidates, 3 end points." in out
+    assert re.findall(r"│ (plain|W = \d+)", out) == ["plain", "W = 3", "W = 6", "W = 12"]
+    means = {n: float(v) for n, v in re.findall(r"│ (plain|W = \d+) +│ +([\d.]+)", out)}
+    best = min(means, key=means.get)
+    assert f"{best} is best" in out or "Averaging does not help" in out
+    assert len(drawn) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--metric", "accurcy"], "Unknown metric 'accurcy'; did you mean 'accuracy'?"),
+        (["--windows", "4"], "the nearest are 3 and 6"),
+        (["--decays", "0.9"], "--decays, --last, --every, --order and --key need files and --eval"),
+        (["other"], "Expected --eval, the command that evaluates a file, or the folder of one run"),
+    ],
+)
+def test_advice_on_a_run_that_cannot_be_given_is_refused(arguments, message, cli, run):
+    code, _, err = cli("advise", str(run), *arguments)
+    assert code == 2 and message in err
+
+
+def test_advice_needs_end_points_that_were_evaluated(run, tmp_path):
+    launch(settings_of(**{**SETTINGS, "eval_every": 0}), tmp_path / "run")
+    with pytest.raises(UsageError, match="The plain model was not evaluated in rounds"):
+        Trial(read_run(tmp_path / "run"), None).ends([4, 3])
+
+
+def test_other_data_are_refused(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    file = tmp_path / "run" / "environment.json"
+    file.write_text(re.sub(r'("data_checksum": ")\w', r"\1x", file.read_text()))
+    with pytest.raises(UsageError, match="The data are not those that the run"):
+        Trial(read_run(tmp_path / "run"), None)

@@ -49,7 +49,7 @@ def draw_advice(rows: Sequence[Row], metric: str, path: Path, force: bool = Fals
     axes.set_xscale("log")
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_xlabel("window: checkpoints in the mean")
+    axes.set_xlabel("window: models in the mean")
     axes.set_ylabel(printable(metric), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()

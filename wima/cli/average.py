@@ -38,7 +38,7 @@ Key = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
 Evaluate = Annotated[
-    str, typer.Option("--eval", help="Command that prints the metric; {} is the file.")
+    str | None, typer.Option("--eval", help="Command that prints the metric; {} is the file.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Rounds = Annotated[int, typer.Option(help="Rounds in the mean.")]
@@ -46,7 +46,7 @@ At = Annotated[int | None, typer.Option(help="Its last round.  [default: the new
 Mean = Annotated[Path, typer.Option(help="File to write: .safetensors.")]
 Minimize = Annotated[bool, typer.Option("--minimize", help="Small is good.")]
 Metric = Annotated[
-    str | None, typer.Option(help="Its name in the JSON object that the command prints.")
+    str | None, typer.Option(help="Its name in the JSON that the command prints, or in the run.")
 ]
 Windows = Annotated[
     str | None, typer.Option(help="With commas.  [default: 1,2,5,10,20,50,... and all files]")
@@ -55,7 +55,7 @@ Decays = Annotated[
     str | None, typer.Option(help="Of EMAs, '' for none.  [default: 0.5,0.8,0.9,0.95,...]")
 ]
 Ends = Annotated[int, typer.Option(help="Evaluate as if each of the last so many were the end.")]
-Apart = Annotated[int, typer.Option(help="Files from one end point to the next.")]
+Apart = Annotated[int, typer.Option(help="Files or snapshots from one end point to the next.")]
 Picture = Annotated[Path, typer.Option(help="PNG of metric against window.")]
 
 
@@ -100,7 +100,7 @@ def window(path: RunFolder, window: Rounds, out: Mean, at: At = None, force: For
 
 def advise(
     files: Files,
-    evaluate: Evaluate,
+    evaluate: Evaluate = None,
     minimize: Minimize = False,
     metric: Metric = None,
     windows: Windows = None,
@@ -114,13 +114,21 @@ def advise(
     out: Picture = Path("advise.png"),
     force: Force = False,
 ) -> None:
-    """Try windows and EMAs, as: wima advise 'run/*.pt' --eval 'python evaluate.py {}'"""
+    """Try windows and EMAs, as: wima advise 'run/*.pt' --eval 'python evaluate.py {}'
+
+    Of a run with snapshots, windows are tried on its own test examples: wima advise RUN
+    """
     from wima.saved import advise as advice
     from wima.saved.evaluate import Command
     from wima.saved.select import select
     from wima.storage.files import check_new
 
     check_new(out, force)
+    if evaluate is None:
+        usual = (decays or None, last, every, order, key) == (None, None, 1, "number", None)
+        check(usual, "--decays, --last, --every, --order and --key need files and --eval.")
+        _advise_run(files, minimize, metric, windows, ends, apart, out, force)
+        return
     command, chosen = Command(evaluate, metric), select(files, order, last, every)
     rules = advice.candidates(len(chosen), windows, decays)
     points = advice.end_points(len(chosen), ends, apart)
@@ -130,15 +138,49 @@ def advise(
     _show(rows, metric or "metric", out, force)
 
 
-def _show(rows: list[Row], metric: str, out: Path, force: bool) -> None:
+def _advise_run(
+    files: list[str],
+    minimize: bool,
+    metric: str | None,
+    windows: str | None,
+    ends: int,
+    apart: int,
+    out: Path,
+    force: bool,
+) -> None:
+    from wima.report.measure import Measure
+    from wima.runs.folder import read_run
+    from wima.runs.windows import Trial
+    from wima.saved import advise as advice
+
+    path = Path(files[0])
+    one = len(files) == 1 and (path / "settings.toml").is_file()
+    check(one, "Expected --eval, the command that evaluates a file, or the folder of one run.")
+    trial = Trial(read_run(path), metric)
+    sizes = trial.sizes
+    usual = ",".join(str(sizes[n - 1]) for n in advice.default_windows(len(sizes)))
+    rules = advice.candidates(len(sizes), windows or usual, "")
+    points = trial.ends(advice.end_points(len(sizes), ends, apart))
+    print(f"{len(sizes)} snapshots, {len(rules)} candidates, {len(points)} end points.")
+    minimize = minimize or Measure(trial.metric).sign < 0
+    with _bar("evaluating") as progress:
+        rows = advice.try_all(
+            lambda rule, end: trial.value(int(rule.span), end), rules, points, minimize, progress
+        )
+    _show(rows, trial.metric, out, force, f"wima window {path}")
+
+
+def _show(
+    rows: list[Row], metric: str, out: Path, force: bool, command: str = "wima average"
+) -> None:
     from rich.console import Console
 
     from wima.cli.advice import advice_table, draw_advice
     from wima.saved.advise import verdict
 
     Console().print(advice_table(rows, metric))
-    for line in verdict(rows):
-        print(line)
+    for line in verdict(rows, command):
+        echo(line)
     draw_advice(rows, metric, out, force)
     echo(f"Picture: {out}")
 

@@ -18,12 +18,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from wima.core.checks import check_count, is_count
-from wima.core.errors import UsageError, check
+from wima.core.errors import UsageError, check, unknown
+from wima.core.vector import Layout, Vector
+from wima.runs.build import build_task
 from wima.runs.folder import MALFORMED, SNAPSHOTS, Run
 from wima.runs.snapshots import ABOUT, checksum, files_in
 from wima.storage.files import new_file
 from wima.storage.reading import check_file
 from wima.storage.states import DTYPES
+from wima.task.task import data_checksum
 
 UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, SafetensorError, RuntimeError)
 
@@ -145,3 +148,51 @@ def write_window(
     with new_file(out, force) as draft:
         save_file(mean(chosen), draft, {"wima": f"mean of rounds {first} ... {last}"})
     return first, last
+
+
+class Trial:
+    """Evaluates windows of a run on its own test examples."""
+
+    def __init__(self, run: Run, metric: str | None) -> None:
+        found = snapshots_of(run)
+        self.snapshots = trailing(found, found[-1].last)[::-1]
+        self._task = build_task(run.settings)
+        then, now = run.environment.get("data_checksum"), data_checksum(self._task)
+        check(then in (None, now), f"The data are not those that the run in {run.path} had.")
+        measured = list(self._evaluate([self.snapshots[-1]]))
+        self.metric = metric or measured[0]
+        if self.metric not in measured:
+            raise unknown("metric", self.metric, measured)
+        self._plain = dict(zip(*run.curve("plain", self.metric), strict=True))
+        self._known: dict[tuple[int, int], float] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """The windows that end with the newest snapshot, the shortest first."""
+        return [self.snapshots[-1].last - s.first + 1 for s in reversed(self.snapshots)]
+
+    def ends(self, counts: Sequence[int]) -> list[int]:
+        """The last rounds of so many snapshots, where the plain model was evaluated."""
+        rounds = [self.snapshots[count - 1].last for count in counts]
+        found = [t for t in rounds if t in self._plain]
+        check(bool(found), f"The plain model was not evaluated in rounds {rounds}: see eval_every.")
+        return found
+
+    def value(self, window: int, at: int) -> float:
+        """The metric of a window; 1: of the plain model.  With fewer rounds, that of all."""
+        if window == 1:
+            return self._plain[at]
+        chosen = choose(self.snapshots, min(window, at - self.snapshots[0].first + 1), at)
+        key = chosen[0].first, at
+        if key not in self._known:
+            self._known[key] = self._evaluate(chosen)[self.metric]
+        return self._known[key]
+
+    def _evaluate(self, chosen: Sequence[Snapshot]) -> dict[str, float]:
+        return self._task.evaluate(_vector(mean(chosen), self._task.layout))
+
+
+def _vector(tensors: dict[str, Tensor], layout: Layout | None) -> Vector:
+    names = layout.slices if layout else tensors
+    check(names.keys() == tensors.keys(), "The snapshots are of another model than the settings.")
+    return torch.cat([tensors[name].reshape(-1) for name in names])

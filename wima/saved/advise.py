@@ -92,16 +92,31 @@ def advise(
     """Evaluate every candidate at every end point.  rules: plain, `Window(1)`, comes first."""
     check(len(files) > 1, f"Expected at least two checkpoints to compare, got {len(files)}.")
     known: dict[tuple[object, ...], float] = {}
-    values: dict[Rule, list[float]] = {rule: [] for rule in rules}
     with tempfile.TemporaryDirectory(prefix="wima-advise-") as folder:
-        for done, end in enumerate(ends):
-            for n, rule in enumerate(rules):
-                used = tuple(rule.newest(files[:end]))
-                same = (used, rule if isinstance(rule, Decay) else rule.shape)
-                if same not in known:
-                    known[same] = _try(used, rule, Path(folder), evaluate, key)
-                values[rule].append(known[same])
-                progress((done + (n + 1) / len(rules)) / len(ends))
+
+        def value(rule: Rule, end: int) -> float:
+            used = tuple(rule.newest(files[:end]))
+            same = (used, rule if isinstance(rule, Decay) else rule.shape)
+            if same not in known:
+                known[same] = _try(used, rule, Path(folder), evaluate, key)
+            return known[same]
+
+        return try_all(value, rules, ends, minimize, progress)
+
+
+def try_all(
+    value: Callable[[Rule, int], float],
+    rules: Sequence[Rule],
+    ends: Sequence[int],
+    minimize: bool,
+    progress: Callable[[float], None],
+) -> list[Row]:
+    """Every candidate at every end point.  value: the metric of one at one."""
+    values: dict[Rule, list[float]] = {rule: [] for rule in rules}
+    for done, end in enumerate(ends):
+        for n, rule in enumerate(rules):
+            values[rule].append(value(rule, end))
+            progress((done + (n + 1) / len(rules)) / len(ends))
     return compare(values, minimize)
 
 
@@ -145,11 +160,11 @@ def best_of(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: row.gain)
 
 
-def verdict(rows: Sequence[Row]) -> list[str]:
-    """What follows from the rows, in words."""
+def verdict(rows: Sequence[Row], command: str = "wima average") -> list[str]:
+    """What follows from the rows, in words.  command: what writes an average."""
     best, ends = best_of(rows), len(rows[0].values)
     if best is rows[0]:
-        return ["Averaging does not help here: no candidate is better than the plain checkpoint."]
+        return ["Averaging does not help here: no candidate is better than the plain model."]
     gain = f"{best.rule.name} is best: {best.mean:.5g}, against {rows[0].mean:.5g} of plain"
     if ends == 1:
         return [f"{gain}.", "One end point: nothing is known of the uncertainty; use --ends 5."]
@@ -157,7 +172,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     if best.gain <= best.margin:
         noise = "That is within the noise: it is not shown that averaging helps here."
         return [summary, f"{noise} More end points tell more: --ends {2 * ends}."]
-    helps = f"Averaging helps here: wima average {best.rule.option}."
+    helps = f"Averaging helps here: {command} {best.rule.option}."
     return [summary, helps, *_equals(rows, best)]
 
 
