@@ -12,6 +12,7 @@ import torch
 from benchmarks.micro import micro_result
 from benchmarks.report import number
 from wima.averaging.buckets import DEFAULT_K, Buckets
+from wima.storage.states import Spare
 
 PARAMETERS, MODELS = 1_000_000, 10_000
 UPDATES = 256  # per turn: of the merges, all but one in 256 happen as often as in a whole run
@@ -36,7 +37,7 @@ def measure(
     }
     seconds: dict[str, list[float]] = {case: [] for case in cases}
     for _ in range(turns):
-        last[:] = [buckets._replace(sums=tuple(s.clone() for s in buckets.sums))]
+        last[:] = [buckets._replace(sums=tuple(s.clone() for s in buckets.sums), spare=Spare())]
         for case, (work, times) in cases.items():
             seconds[case].append(_time(work, times))
     rows = [[case, *_row(s)] for case, s in seconds.items()]
@@ -56,7 +57,7 @@ def _fullest(parameters: int, models: int, k: int) -> Buckets:
         small = small.push(torch.zeros(1))
         most = max(most, small, key=lambda b: len(b.sizes))
     sums = tuple(torch.randn(parameters, dtype=torch.float64) for _ in most.sizes)
-    return most._replace(sums=sums)
+    return most._replace(sums=sums, spare=Spare())
 
 
 def _row(seconds: list[float]) -> list[str]:

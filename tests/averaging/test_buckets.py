@@ -9,7 +9,7 @@ from hypothesis import given, settings as how, strategies as st
 from wima import WIMA, UsageError
 from wima.averaging import Watch
 from wima.averaging.buckets import DEFAULT_K, Buckets
-from wima.storage.states import decode, encode
+from wima.storage.states import decode, encode, size
 
 counts, ks = st.integers(1, 300), st.integers(2, 6)
 limits = st.none() | st.integers(1, 100)
@@ -114,15 +114,16 @@ def test_before_the_first_model_the_mean_is_the_initial_one():
 
 
 @pytest.mark.parametrize("longest", [None, 9])
-def test_a_push_takes_new_memory_only_for_one_bucket_more(longest):
-    buckets = Buckets.start(torch.zeros(3), longest=longest)
-    for w in walk(60, d=3):
-        before, copy = {s.data_ptr() for s in buckets.sums}, w.clone()
-        after = buckets.push(w)
-        new = {s.data_ptr() for s in after.sums} - before
-        assert len(new) == max(0, len(after.sums) - len(buckets.sums))
-        assert torch.equal(w, copy) and w.data_ptr() not in new
-        buckets = after
+def test_no_more_memory_is_ever_taken_than_for_the_most_sums(longest):
+    buckets, taken = Buckets.start(torch.zeros(3), longest=longest), set()
+    for w in walk(100, d=3):
+        copy = w.clone()
+        buckets = buckets.push(w)
+        taken |= {s.data_ptr() for s in (*buckets.sums, *buckets.spare)}
+        assert torch.equal(w, copy) and w.data_ptr() not in taken
+    most = Buckets.most(100, longest=longest)
+    assert len(taken) == len(buckets.sums) + len(buckets.spare) == most
+    assert size(buckets) == most * 3 * 8
 
 
 @pytest.mark.parametrize("longest", [None, 20])
@@ -133,9 +134,10 @@ def test_encoded_and_decoded_buckets_go_on_as_before(longest):
     stored = {name: t.clone() for name, t in tensors.items()}
     again = decode(json, Buckets.start(models[0], 3, longest), stored.__getitem__, {})
     assert isinstance(again, Buckets)
+    assert len(tensors) == len(buckets.sums) and buckets.spare and not again.spare
     for w in models[50:]:
         buckets, again = buckets.push(w), again.push(w)
-    assert again._replace(sums=()) == buckets._replace(sums=())
+    assert again.sizes == buckets.sizes and again[2:5] == buckets[2:5]
     assert all(torch.equal(a, b) for a, b in zip(again.sums, buckets.sums, strict=True))
 
 

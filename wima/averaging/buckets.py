@@ -13,6 +13,7 @@ from wima.averaging.base import Averager, Past
 from wima.core.checks import check_count
 from wima.core.vector import Vector
 from wima.storage.ring import CACHED
+from wima.storage.states import Spare
 
 DEFAULT_K = 2  # 24 sums after 10,000 models; 3 would need 34
 
@@ -22,7 +23,7 @@ class Buckets(NamedTuple):
 
     There are at most k buckets of a size.  One more, and the two oldest of them are merged into one
     of twice the size (Datar et al., Maintaining Stream Statistics over Sliding Windows, 2002).
-    The n newest buckets are a window.  For every W up to the number of models there is
+    The n newest buckets are a window.  For every W up to the number of models or `longest` there is
 
         a window within a factor of 1 + 1/k of W,
         a window of W' models with (1 - 1/k) W <= W' <= W.
@@ -39,6 +40,7 @@ class Buckets(NamedTuple):
     dtype: torch.dtype  # of the models
     k: int
     longest: int | None
+    spare: Spare  # sums that are gone: freed and taken anew, they would fragment memory
 
     @classmethod
     def start(cls, w: Vector, k: int = DEFAULT_K, longest: int | None = None) -> Self:
@@ -46,22 +48,23 @@ class Buckets(NamedTuple):
         check_count("k", k, least=2)
         if longest is not None:
             check_count("longest", longest)
-        return cls((w.to(torch.float64, copy=True),), (0,), w.dtype, k, longest)
+        return cls((w.to(torch.float64, copy=True),), (0,), w.dtype, k, longest, Spare())
 
     def push(self, w: Vector) -> Self:
         """The state after model w."""
-        sums, sizes, size, free = [w, *self.sums], [1, *self.sizes], 1, None
+        sums, sizes, size = [w, *self.sums], [1, *self.sizes], 1
         while sizes.count(size) > self.k:
             oldest = bisect_right(sizes, size) - 1  # of this size
-            free = sums.pop(oldest - 1)  # never w: there are three buckets or more of this size
-            sums[oldest - 1].add_(free)
+            newer = sums.pop(oldest - 1)  # never w: there are three buckets or more of this size
+            sums[oldest - 1].add_(newer)
             sizes[oldest - 1 : oldest + 1] = [2 * size]
+            self.spare.append(newer)
             size *= 2
         beyond = self.longest is not None and sum(sizes[:-1]) >= self.longest
         if beyond or sizes[-1] == 0:
-            free, _ = sums.pop(), sizes.pop()
-        # Allocated last, so that there are never more sums than buckets.
-        sums[0] = torch.empty_like(w, dtype=torch.float64) if free is None else free
+            self.spare.append(sums.pop())
+            sizes.pop()
+        sums[0] = self.spare.pop() if self.spare else torch.empty_like(w, dtype=torch.float64)
         sums[0].copy_(w)
         return self._replace(sums=tuple(sums), sizes=tuple(sizes))
 
@@ -100,14 +103,14 @@ class Buckets(NamedTuple):
 
     @staticmethod
     def most(models: int, k: int = DEFAULT_K, longest: int | None = None) -> int:
-        """The largest number of sums while that many models come in."""
-        count, size = 0, 1
-        if longest is not None and longest < models:
-            count, models = 1, longest - 1  # the oldest bucket may reach beyond
-        while models >= size:
-            fit = min(k, models // size)
-            count, models, size = count + fit, models - fit * size, 2 * size
-        return max(1, count)
+        """The largest number of sums while so many models come in."""
+        count, size, left = 0, 1, models
+        while left >= size:
+            fit = min(k, left // size)
+            count, left, size = count + fit, left - fit * size, 2 * size
+        if longest is not None and longest < models:  # the oldest bucket may reach beyond it
+            return min(count, 1 + Buckets.most(longest - 1, k))
+        return count
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """States as tensors and JSON: how the memory of algorithms, optimizers and averagers is stored.
 
-A state is a tree of tuples with tensors, numbers, texts and None at its leaves.  Named tuples get
-their class back from a state of the same kind (what `init` returns), so no class is ever looked up
-by a name that stands in a file.
+A state is a tree of tuples with tensors, numbers, texts and None at its leaves.  A `Spare`, memory
+for later updates, is not stored.  Named tuples get their class back from a state of the same kind
+(what `init` returns), so no class is ever looked up by a name that stands in a file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ Json: TypeAlias = Any
 DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
+class Spare(list[Tensor]):
+    """Memory that a state keeps for its next updates; it comes back empty."""
+
+
 def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
     """The tree as JSON; tensors and rings go into the dicts, under names that begin with `name`.
 
@@ -34,6 +38,8 @@ def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ri
         return {"ring": name}
     if isinstance(tree, torch.dtype):
         return {"dtype": str(tree)}
+    if isinstance(tree, Spare):
+        return {"spare": None}
     if tree is None or isinstance(tree, bool | int | float | str):
         return {"value": tree}
     if isinstance(tree, tuple):
@@ -58,6 +64,8 @@ def decode(
         return rings[content]
     if kind == "dtype":
         return DTYPES[content]
+    if kind == "spare":
+        return Spare()
     if kind == "value":
         return content
     alike = isinstance(like, tuple) and len(like) == len(content)
@@ -72,4 +80,4 @@ def size(tree: Any) -> int:
         return tree.nbytes
     if isinstance(tree, Ring):
         return tree.rows.nbytes
-    return sum(map(size, tree)) if isinstance(tree, tuple) else 0
+    return sum(map(size, tree)) if isinstance(tree, tuple | Spare) else 0
