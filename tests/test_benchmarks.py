@@ -196,7 +196,7 @@ def test_buckets_are_measured() -> None:
     from benchmarks.micro.buckets import measure
 
     result = measure(1, parameters=100, models=50)
-    assert "9 sums of float64" in result["text"]  # two of 1, 2, 4, 8 and one of 16: 46 models
+    assert "9 float64 sums" in result["text"]  # two of 1, 2, 4, 8 and one of 16: 46 models
     assert len(result["tables"][0]["rows"]) == 3
 
 

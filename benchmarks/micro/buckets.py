@@ -43,9 +43,9 @@ def measure(
     rows = [[case, *_row(s)] for case, s in seconds.items()]
     table = {"columns": ["what", "best, ms", "median, ms", "best, % of a round"], "rows": rows}
     text = (
-        f"Buckets of {parameters:,} parameters with k = {k}, when they are most in {models:,} "
-        f"rounds: {sums} sums of float64, {number(8e-6 * sums * parameters)} MB. Processor time, "
-        f"one thread, {turns} turns. A round is {ROUND} s, about that of the FEMNIST CNN."
+        f"Buckets of {parameters:,} parameters with k = {k}, at their largest in {models:,} "
+        f"rounds: {sums} float64 sums, {number(8e-6 * sums * parameters)} MB. Processor time, one "
+        f"thread, {turns} interleaved turns. A round of the FEMNIST CNN takes about {ROUND} s."
     )
     return micro_result("buckets", "Every window from a few sums", text, [table])
 
