@@ -59,3 +59,12 @@ def test_a_run_says_done_when_its_models_are_on_the_disk(tmp_path):
     for _, tree in trees(operations, before):
         if b'"state": "done"' in (tree.get("run/status.json") or b""):
             assert {name: tree[f"run/models/{name}"] for name in models} == models
+
+
+def test_a_run_folder_has_its_settings_or_is_not_there(tmp_path):
+    before, operations = record(SCENARIOS["run"], tmp_path / "files")
+    settings = (tmp_path / "files" / "run" / "settings.toml").read_bytes()
+    found = [
+        tree.get("run/settings.toml") for _, tree in trees(operations, before) if "run" in tree
+    ]
+    assert len(found) > 100 and set(found) == {settings}

@@ -28,7 +28,7 @@ from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
 from wima.runs import launch as launching
 from wima.runs.build import build
-from wima.runs.folder import read_run
+from wima.runs.folder import Run, read_run
 from wima.runs.launch import COPY, FOLDER, RECORDS, launch, resume
 from wima.storage import manifests
 from wima.storage.lock import Lock
@@ -218,6 +218,15 @@ def test_resume_takes_settings_that_do_not_change_the_result(interrupted, tmp_pa
         resume(path, changes=["engine=batched"])
     resume(path, changes=["window_store=files", "client_memory_gb=0", "checkpoint_every=1"])
     assert read_run(path).settings.window_store == "files"
+    assert outcome(path) == outcome(interrupted / "whole")
+
+
+def test_a_million_records_are_not_read_into_memory_to_go_on(interrupted, tmp_path, monkeypatch):
+    path = copy_of(interrupted, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_parsed", lambda self: pytest.fail("records were read"))
+        run = resume(path)
+        assert run.t == 12
     assert outcome(path) == outcome(interrupted / "whole")
 
 
