@@ -83,8 +83,9 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             folder = RunFolder.create(path, settings, simulation.facts())
+            identity = _identity(settings, simulation)
             snapshots = _snapshots(path, settings, simulation)
-            Runner(simulation, folder, settings, trackers, progress, snapshots).run()
+            Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
@@ -114,7 +115,8 @@ def resume(
         settings = wanted.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER, **instead) as simulation:
             snapshots = _snapshots(path, settings, simulation)
-            start = _start(run, simulation, snapshots, _identity(settings, simulation))
+            identity = _identity(settings, simulation)
+            start = _start(run, simulation, snapshots, identity)
             if changes:
                 replace_text(path / "settings.toml", wanted.to_toml())
             folder = RunFolder.reopen(path, settings, lock, simulation.t, start.records)
@@ -123,7 +125,7 @@ def resume(
             for remark in start.remarks:
                 echo(remark)
             print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
-            Runner(simulation, folder, settings, trackers, progress, snapshots).run()
+            Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
     finally:
         lock.release()
     return read_run(path)
@@ -205,12 +207,14 @@ class Runner:
         simulation: Simulation,
         folder: RunFolder,
         settings: Settings,
+        identity: dict[str, Any],
         trackers: Trackers,
         progress: Follow,
         snapshots: Snapshots,
     ) -> None:
         self.simulation, self.folder, self.settings = simulation, folder, settings
         self.trackers, self._progress, self._snapshots = trackers, progress, snapshots
+        self._identity = identity
         self._store = simulation.store or Segments(folder.path / FOLDER)
         self._saved, self._when = simulation.t, time.monotonic()
         self._stop: int | None = None  # the signal that asks to end
@@ -271,8 +275,7 @@ class Runner:
         if self._saved == self.simulation.t and self.simulation.t:
             return
         extra = {"records": self.folder.records.save()}
-        identity = _identity(self.settings, self.simulation)
-        checkpoint.save(self.simulation, self._store, identity, extra, self._snapshots)
+        checkpoint.save(self.simulation, self._store, self._identity, extra, self._snapshots)
         self._saved, self._when = self.simulation.t, time.monotonic()
 
     def _fail(self, error: Exception) -> None:
