@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
         WIMA as WIMA,
         Averager as Averager,
         Last as Last,
+        PowerEMA as PowerEMA,
     )
     from wima.core.errors import (
         Diverged as Diverged,
@@ -73,7 +74,7 @@ __all__, __getattr__ = lazy_names(
         "algorithms": "AdaBest FedACG FedAvg FedCM FedDyn FedProx Mime MimeLite Scaffold",
         "algorithms.base": "Algorithm Local Visit",
         "algorithms.server_opt": "SGD Adagrad Adam Momentum ServerOpt Yogi",
-        "averaging": "EMA LAWA SWA WIMA Averager Last",
+        "averaging": "EMA LAWA SWA WIMA Averager Last PowerEMA",
         "core.errors": "Diverged RunError UsageError",
         "core.vector": "Flat Layout",
         "data.batches": "Batch LocalSGD",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 import torch
 from flwr.serverapp.strategy import FedAvg
@@ -15,7 +13,8 @@ from tests.helpers.unequal import OPTIONS, one_bad_example, task_of
 from wima import WIMA, Algorithm
 from wima.algorithms import BY_NAME
 from wima.averaging import Watch
-from wima.averaging.auto import CANDIDATES, LEAST, RECENT, AutoWindow
+from wima.averaging.auto import CANDIDATES, LEAST, NEAR, REACH, RECENT, AutoWindow
+from wima.averaging.buckets import Buckets
 from wima.core.errors import UsageError
 from wima.engine.base import Setup
 from wima.engine.faults import Faults
@@ -34,21 +33,22 @@ def naive(models: list[torch.Tensor], fresh: list[torch.Tensor], k: int) -> tupl
         if t:
             rounds += 1
             for j, candidate in enumerate(CANDIDATES):
-                if candidate > t:
+                if candidate > max(1, t // REACH):
                     continue
                 there = max(n for n in state.buckets.windows if n <= candidate)
                 mean = torch.stack(models[t - there : t]).double().mean(0)
                 score = float(g.double() @ (mean - models[t - 1].double())[: len(g)])
                 judged[j] += 1
                 scores[j] += (score - scores[j]) / min(judged[j], max(LEAST, RECENT * rounds))
-            known = [s if n else inf for s, n in zip(scores, judged, strict=True)]
-            window = CANDIDATES[known.index(min(known))]
+            least = min(scores)
+            near = [n for n, s in zip(CANDIDATES, scores, strict=True) if s <= NEAR * least]
+            window = max(near) if least < 0 else 1
         state = AutoWindow(k).update(state, w, None)
     return scores, window
 
 
 @how(max_examples=25, deadline=None)
-@given(st.integers(1, 80), st.integers(2, 4), st.integers(0, 2), st.integers(0, 2**31))
+@given(st.integers(1, 150), st.integers(2, 4), st.integers(0, 2), st.integers(0, 2**31))
 def test_scores_and_choice_are_those_of_the_definition(rounds, k, rest, seed):
     draw = torch.Generator().manual_seed(seed)
     models = list(torch.randn(rounds, 6, generator=draw).cumsum(0))
@@ -80,6 +80,20 @@ def test_noise_lengthens_the_window_and_progress_shortens_it():
 
     assert used(noise=0.0, rate=0.01) == 1
     assert used(noise=1.0, rate=0.5) > 30
+
+
+def test_windows_hold_a_quarter_of_the_models_at_most_and_sums_are_as_few_as_planned():
+    draw = torch.Generator().manual_seed(0)
+    watch, most, w = Watch({"auto": AUTO}, torch.zeros(4)), 0, torch.zeros(4)
+    for t in range(1, 2001):
+        gradient, w = w, torch.randn(4, generator=draw)  # around the optimum, 0: average all
+        watch.update(w, gradient)
+        assert watch.used()["auto"] <= max(1, t // REACH)
+        buckets = watch.states["auto"].buckets
+        most = max(most, len(buckets.sums))
+        assert buckets.windows[-1] >= t // REACH
+    assert watch.used()["auto"] > 2000 // REACH // 2
+    assert 8 * 4 * most <= AUTO.memory(w, 2000) < 8 * 4 * Buckets.most(2000)
 
 
 def test_a_round_that_brings_no_gradients_changes_no_score():
@@ -123,13 +137,14 @@ def test_processes_choose_the_same():
 @pytest.mark.parametrize("name", ["fedavg", "fedcm", "scaffold", "mimelite", "adabest"])
 @pytest.mark.parametrize("engine", ["serial", "reference", "batched"])
 def test_fresh_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeypatch):
-    """Without the directions of earlier rounds that an algorithm mixes in."""
+    """Without the directions of earlier rounds that an algorithm mixes in; MIMELite's are full."""
     expected, found = [], []
     kind = BY_NAME[name]
     monkeypatch.setattr(kind, "path_gradient", True)
 
     def finish(self, visit, server, client, original=kind.client_finish):
-        sums.append((visit.path_gradient * visit.steps * visit.lr, len(sums)))
+        along = visit.path_gradient * visit.steps * visit.lr
+        sums.append(along if visit.gradient is None else visit.gradient)
         return original(self, visit, server, client)
 
     sums: list = []
@@ -138,7 +153,7 @@ def test_fresh_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeyp
         task_of(), kind(), averagers=[AUTO], engine=engine, weighting="uniform", **OPTIONS
     ) as simulation:
         for _ in simulation:
-            expected.append(torch.stack([s for s, _ in sums]).mean(0))
+            expected.append(torch.stack(sums).mean(0))
             found.append(simulation.state.fresh)
             sums.clear()
     scale = getattr(simulation.setup.algorithm, "alpha", 1.0) if name == "fedcm" else 1.0
@@ -180,7 +195,7 @@ def test_a_killed_run_goes_on_to_the_same_choices(tmp_path):
 
 def test_other_words_than_auto_are_refused():
     for window in ("automatic", 0, -1, 2.5, None):
-        with pytest.raises(UsageError, match=r"WIMA.window must be .* integer or 'auto', got"):
+        with pytest.raises(UsageError, match=r"WIMA.window must be .* in \(0, 1\) or 'auto', got"):
             WIMA(window)
     with pytest.raises(UsageError, match=r"averaged\(\) does not pass on the gradients of clients"):
         averaged(FedAvg(), AUTO)

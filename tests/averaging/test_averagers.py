@@ -12,7 +12,7 @@ from torch import nn
 import wima
 from tests.helpers import pseudocode
 from tests.helpers.toys import quadratics
-from wima import EMA, LAWA, SWA, WIMA, FederatedData, UsageError
+from wima import EMA, LAWA, SWA, WIMA, FederatedData, PowerEMA, UsageError
 from wima.averaging import BY_NAME, Watch
 
 ROUNDS = 40
@@ -24,9 +24,11 @@ ALL = [
     EMA(decay=0.7),
     EMA(decay=0.7, begin="initial"),
     EMA(decay=0.7, begin="debiased"),
+    PowerEMA(sigma=0.2),
     LAWA(k=3, every=2),
     WIMA(4),
     WIMA(9, buckets=2),
+    WIMA(0.3),
     WIMA(4, shape="sqrt"),
     WIMA(4, shape="cosine"),
 ]
@@ -142,6 +144,35 @@ def test_ema_is_the_weighted_sum_of_all_models(begin):
     torch.testing.assert_close(watched(EMA(d, begin), models)[-1], total + d**n * rest)
 
 
+@pytest.mark.parametrize("sigma", [0.05, 0.1, 0.25])
+def test_the_profile_of_power_ema_is_a_power_of_the_round_with_that_deviation(sigma):
+    count, gamma = 4000, PowerEMA(sigma).gamma
+    weights = np.array([t**gamma for t in range(1, count + 1)])
+    weights = weights / weights.sum()
+    when = np.arange(1, count + 1) / count
+    deviation = np.sqrt(weights @ (when - weights @ when) ** 2)
+    assert deviation == pytest.approx(sigma, rel=1e-3)
+    models = walk(torch.float64, rounds=count, d=2)
+    expected = torch.from_numpy(weights) @ torch.stack(models[1:])
+    # The recursion's weights are t^gamma up to the discretisation of (1 - 1/t)^(gamma + 1).
+    found, spread = watched(PowerEMA(sigma), models)[-1], torch.stack(models).std(0)
+    assert ((found - expected).abs() < 1e-2 * spread).all()
+
+
+def test_power_ema_begins_with_the_first_model():
+    models = walk(torch.float64)
+    first, second = watched(PowerEMA(0.1), models)[:2]
+    assert torch.equal(first, models[1])
+    keep = 0.5 ** (PowerEMA(0.1).gamma + 1)
+    torch.testing.assert_close(second, keep * models[1] + (1 - keep) * models[2])
+
+
+@pytest.mark.parametrize("sigma", [0, -1, 0.3, "wide"])
+def test_a_profile_of_power_ema_that_does_not_exist_is_refused(sigma):
+    with pytest.raises(UsageError, match=r"PowerEMA.sigma must be a number in \(0, 0.288\), got"):
+        PowerEMA(sigma)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("k", "every"), [(1, 1), (1, 5), (3, 4), (4, 1), (2, 20), (50, 3), (3, 99)]
@@ -174,6 +205,8 @@ def test_columns_are_named_after_what_they_hold():
         "swa": SWA(),
         "ema0.98": EMA(),
         "ema0.5": EMA(0.5),
+        "power-ema0.1": PowerEMA(),
+        "wima0.1": WIMA(0.1),
         "lawa10x10": LAWA(),
         "lawa3x1": LAWA(3, 1),
         "wima7": WIMA(7),
@@ -201,7 +234,7 @@ def test_a_part_is_averaged_and_the_other_one_is_the_newest_model(kind):
     settings = {"rounds": 7, "clients_per_round": 2, "lr": 0.5, "averagers": averagers}
     plain, whole, classifier, features = wima.run(task, **settings).vectors.values()
     last = 4 * 2 + 2  # weights and biases of the last layer, at the end of the vector
-    assert not torch.isclose(plain, whole).any()
+    assert not torch.equal(plain, whole)
     assert torch.equal(classifier, torch.cat([plain[:-last], whole[-last:]]))
     assert torch.equal(features, torch.cat([whole[:-last], plain[-last:]]))
 

@@ -163,6 +163,21 @@ def test_wima_in_buckets_is_the_mean_of_as_many_models_as_it_says(count, k, wind
     assert watch.ring.rows.numel() == 0
 
 
+@how(max_examples=25, deadline=None)
+@given(st.integers(1, 400), ks, st.sampled_from([0.01, 0.1, 0.25, 0.9]))
+def test_a_share_is_of_the_models_so_far_and_never_takes_more_sums_than_planned(count, k, share):
+    models, averager = walk(count), WIMA(share, buckets=k)
+    watch, most = Watch({"share": averager}, torch.zeros(5)), 1
+    for t, w in enumerate(models, 1):
+        watch.update(w)
+        used, asked = watch.used()["share"], max(1, int(share * t))
+        assert (k - 1) * asked <= k * used <= k * asked
+        most = max(most, len(watch.states["share"].sums))
+    expected = models[-used:].double().mean(0).float()
+    torch.testing.assert_close(watch.vector("share"), expected)
+    assert 8 * 5 * most <= averager.memory(models[0], count)
+
+
 def test_a_window_that_its_name_tells_is_not_told_again():
     w = torch.zeros(2)
     assert WIMA(3).used(WIMA(3).init(w)) is None

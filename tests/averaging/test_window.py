@@ -266,6 +266,6 @@ def test_two_averagers_of_one_name_need_a_dict():
 
 @pytest.mark.parametrize("window", [0, -1, 2.5, True, "5", None])
 def test_bad_windows_are_refused_with_their_value(window):
-    message = rf"WIMA\.window must be a positive integer or 'auto', got {window!r}\."
+    message = rf"WIMA\.window must be a positive integer, .* or 'auto', got {window!r}\."
     with pytest.raises(wima.UsageError, match=message):
         wima.WIMA(window)

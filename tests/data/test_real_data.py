@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from wima.core.vector import one_thread
 from wima.data import load
 from wima.data.batches import Batch
 from wima.data.cache import open_ready
@@ -22,7 +23,6 @@ from wima.data.manage import import_data
 from wima.data.mapped import as_tensor
 from wima.data.sets.femnist import read_femnist
 from wima.data.splits.labels import split
-from wima.engine.base import one_thread
 from wima.engine.shared import Shared
 from wima.runs.build import build
 from wima.runs.settings import load_settings

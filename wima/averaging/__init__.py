@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wima.averaging.base import Averager
-from wima.averaging.ema import EMA
+from wima.averaging.ema import EMA, PowerEMA
 from wima.averaging.last import Last
 from wima.averaging.lawa import LAWA
 from wima.averaging.swa import SWA
@@ -14,7 +14,19 @@ BY_NAME: dict[str, type[Averager]] = {
     "wima": WIMA,
     "swa": SWA,
     "ema": EMA,
+    "power-ema": PowerEMA,
     "lawa": LAWA,
 }
 
-__all__ = ["BY_NAME", "EMA", "LAWA", "SWA", "WIMA", "Averager", "Last", "Watch", "named"]
+__all__ = [
+    "BY_NAME",
+    "EMA",
+    "LAWA",
+    "SWA",
+    "WIMA",
+    "Averager",
+    "Last",
+    "PowerEMA",
+    "Watch",
+    "named",
+]

@@ -13,8 +13,10 @@ from wima.core.vector import Vector
 
 # Each is 1.3 to 1.5 times the one before: accuracy is flat around its best window.
 CANDIDATES = (1, 2, 3, *(n * 2**k for k in range(1, 22) for n in (2, 3)))
+REACH = 4  # no window is longer than the models so far over this
 RECENT = 0.1  # the share of the rounds so far over which scores are averaged
 LEAST = 5  # rounds over which they are averaged at least
+NEAR = 0.9  # the longest window with this share of the best score is used
 
 
 class Choice(NamedTuple):
@@ -37,8 +39,10 @@ class AutoWindow(Averager):
 
         <fresh, m_W - w>  =  lr * (the loss at m_W - the loss at w)
 
-    The score of W is the mean of that over the last rounds, an exponential one.  The W with the
-    least score is used; if none is below zero, the newest model alone.
+    The score of W is the mean of that over the last rounds, an exponential one.  Windows hold at
+    most a quarter of the models so far: older ones are of another phase of training.  Of those
+    whose score is close to the least, the longest is used: scores are flat around it and have
+    noise, of which a longer window averages more.  If no score is below zero, W is 1.
     Models are kept as sums, k of each size, so windows are the longest there are of at most W.
     """
 
@@ -46,33 +50,43 @@ class AutoWindow(Averager):
     judges = True
 
     def memory(self, w: Vector, rounds: int) -> int:
-        return 8 * len(w) * Buckets.most(rounds, self.k)
+        return 8 * len(w) * Buckets.most(rounds, self.k, _longest(rounds))
 
     def init(self, w: Vector) -> Choice:
         nothing = torch.zeros(len(CANDIDATES), dtype=torch.float64)
         return Choice(Buckets.start(w, self.k), nothing, nothing.clone(), 0, 1)
 
     def judge(self, state: Choice, fresh: Vector) -> Choice:
-        windows = state.buckets.windows
-        if not windows[-1]:  # clients trained from the initial model, which is not averaged
+        if not state.buckets.models:  # fresh is of the initial model, which is not averaged
             return state
         products = state.buckets.inner(fresh).cumsum(0).cpu()
-        means = products / torch.tensor(windows, dtype=torch.float64)
-        there = [n for n in CANDIDATES if n <= windows[-1]]
+        means = products / torch.tensor(state.buckets.windows, dtype=torch.float64)
+        there = [n for n in CANDIDATES if n <= _longest(state.buckets.models)]
         new = torch.stack([means[state.buckets.within(n) - 1] - means[0] for n in there])
         rounds, known = state.rounds + 1, slice(0, len(there))
         judged, scores = state.judged.clone(), state.scores.clone()
         judged[known] += 1
         over = judged[known].clamp(max=max(LEAST, RECENT * rounds))
         scores[known] += (new - scores[known]) / over
-        best = int(scores[known].argmin())  # the first, 1, has score 0
-        return state._replace(scores=scores, judged=judged, rounds=rounds, window=CANDIDATES[best])
+        window = there[_best(scores[known].tolist())]
+        return state._replace(scores=scores, judged=judged, rounds=rounds, window=window)
 
     def update(self, state: Choice, w: Vector, past: Past) -> Choice:
-        return state._replace(buckets=state.buckets.push(w))
+        longest = _longest(state.buckets.models + 1)
+        return state._replace(buckets=state.buckets.push(w, longest))
 
     def value(self, state: Choice) -> Vector:
         return state.buckets.mean(state.buckets.within(state.window))
 
     def used(self, state: Choice) -> int:
         return state.buckets.windows[state.buckets.within(state.window) - 1]
+
+
+def _longest(models: int) -> int:
+    return max(1, models // REACH)
+
+
+def _best(scores: list[float]) -> int:
+    """The last candidate whose score is near the least one, or the first: it has score 0."""
+    least = min(scores)
+    return max(i for i, score in enumerate(scores) if score <= NEAR * least) if least < 0 else 0

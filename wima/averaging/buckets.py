@@ -11,7 +11,7 @@ import torch
 
 from wima.averaging.base import Averager, Past
 from wima.core.checks import check_count
-from wima.core.vector import Vector
+from wima.core.vector import Vector, one_thread
 from wima.storage.ring import CACHED
 from wima.storage.states import Spare
 
@@ -40,6 +40,7 @@ class Buckets(NamedTuple):
     dtype: torch.dtype  # of the models
     k: int
     longest: int | None
+    models: int  # so far
     spare: Spare  # sums that are gone: freed and taken anew, they would fragment memory
 
     @classmethod
@@ -48,10 +49,11 @@ class Buckets(NamedTuple):
         check_count("k", k, least=2)
         if longest is not None:
             check_count("longest", longest)
-        return cls((w.to(torch.float64, copy=True),), (0,), w.dtype, k, longest, Spare())
+        return cls((w.to(torch.float64, copy=True),), (0,), w.dtype, k, longest, 0, Spare())
 
-    def push(self, w: Vector) -> Self:
-        """The state after model w."""
+    def push(self, w: Vector, longest: int | None = None) -> Self:
+        """The state after model w; longest: in place of the one before, and no shorter."""
+        longest = longest or self.longest
         sums, sizes, size = [w, *self.sums], [1, *self.sizes], 1
         while sizes.count(size) > self.k:
             oldest = bisect_right(sizes, size) - 1  # of this size
@@ -60,13 +62,14 @@ class Buckets(NamedTuple):
             sizes[oldest - 1 : oldest + 1] = [2 * size]
             self.spare.append(newer)
             size *= 2
-        beyond = self.longest is not None and sum(sizes[:-1]) >= self.longest
+        beyond = longest is not None and sum(sizes[:-1]) >= longest
         if beyond or sizes[-1] == 0:
             self.spare.append(sums.pop())
             sizes.pop()
         sums[0] = self.spare.pop() if self.spare else torch.empty_like(w, dtype=torch.float64)
         sums[0].copy_(w)
-        return self._replace(sums=tuple(sums), sizes=tuple(sizes))
+        models = self.models + 1
+        return self._replace(sums=tuple(sums), sizes=tuple(sizes), longest=longest, models=models)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -93,13 +96,9 @@ class Buckets(NamedTuple):
 
         `inner(v).cumsum(0)` over `windows` is the inner product of v with the mean of every window.
         """
-        products = self.sums[0].new_zeros(len(self.sums))
-        rows = (torch.split(s[: len(v)], CACHED) for s in (v, *self.sums))
-        for piece, *parts in zip(*rows, strict=True):
-            factor = piece.to(torch.float64)
-            # Not torch.dot, whose result depends on the number of threads.
-            products += torch.stack([(part * factor).sum() for part in parts])
-        return products
+        factor = v.to(torch.float64)
+        with one_thread():
+            return torch.stack([torch.dot(s[: len(v)], factor) for s in self.sums])
 
     @staticmethod
     def most(models: int, k: int = DEFAULT_K, longest: int | None = None) -> int:
@@ -118,23 +117,29 @@ class BucketedWindow(Averager):
     """The mean of about the last W models, from about k log2(W/k) sums in place of the models.
 
     It is over the longest window there is of at most W models: once W models are there, between
-    (1 - 1/k) W and W.
+    (1 - 1/k) W and W.  A window below 1 is a share of the models so far.
     """
 
-    window: int
+    window: float
     k: int
 
+    def _longest(self, models: int) -> int:
+        return int(max(1, self.window * models) if self.window < 1 else self.window)
+
     def memory(self, w: Vector, rounds: int) -> int:
-        return 8 * len(w) * Buckets.most(rounds, self.k, self.window)
+        return 8 * len(w) * Buckets.most(rounds, self.k, self._longest(rounds))
 
     def init(self, w: Vector) -> Buckets:
-        return Buckets.start(w, self.k, self.window)
+        return Buckets.start(w, self.k, self._longest(1))
 
     def update(self, state: Buckets, w: Vector, past: Past) -> Buckets:
-        return state.push(w)
+        return state.push(w, self._longest(state.models + 1))
 
     def value(self, state: Buckets) -> Vector:
-        return state.mean(state.within(self.window))
+        return state.mean(self._count(state))
 
     def used(self, state: Buckets) -> int:
-        return state.windows[state.within(self.window) - 1]
+        return state.windows[self._count(state) - 1]
+
+    def _count(self, state: Buckets) -> int:
+        return state.within(self._longest(state.models))

@@ -1,10 +1,12 @@
-"""EMA: the exponential moving average of the models."""
+"""EMA: the exponential moving average of the models, with a fixed or a growing memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from wima.averaging.base import Averager, Past
@@ -55,3 +57,44 @@ class EMA(Averager):
         if self.begin == "debiased" and state.seen:
             weight = 1 - self.decay**state.seen
         return (state.mean / weight).to(state.dtype)
+
+
+@dataclass(frozen=True)
+class PowerEMA(Averager):
+    """e <- b * e + (1 - b) * w after model t, with b = (1 - 1/t)^(gamma + 1).
+
+    The weight of a model is proportional to t^gamma: the memory grows with the run.  sigma is the
+    standard deviation of this profile, as a share of the run, and gamma follows from it,
+
+        sigma^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3))
+
+    Karras et al., Analyzing and Improving the Training Dynamics of Diffusion Models (CVPR 2024).
+    """
+
+    sigma: float = 0.1
+    part: str = "all"
+
+    def __post_init__(self) -> None:
+        check_range("PowerEMA.sigma", self.sigma, above=0, below=0.288)  # that of equal weights
+        super().__post_init__()
+
+    def _label(self) -> str:
+        return f"power-ema{self.sigma}"
+
+    @cached_property
+    def gamma(self) -> float:
+        """The largest root of the equation above."""
+        v = self.sigma**-2
+        return float(max(np.roots([1, 7, 16 - v, 12 - v]).real))
+
+    def init(self, w: Vector) -> EMAState:
+        return EMAState(w.to(torch.float64, copy=True), 0, w.dtype)
+
+    def update(self, state: EMAState, w: Vector, past: Past) -> EMAState:
+        seen = state.seen + 1
+        keep = (1 - 1 / seen) ** (self.gamma + 1)
+        state.mean.mul_(keep).add_(w, alpha=1 - keep)
+        return state._replace(seen=seen)
+
+    def value(self, state: EMAState) -> Vector:
+        return state.mean.to(state.dtype, copy=True)

@@ -58,28 +58,30 @@ class WIMA(Averager):
     begin at round 1.  Equal to W server steps from the model before the window, step j scaled by
     (W - j)/W for j = 0 ... W - 1: a falling learning rate (Eq. 6 and 7).
 
-    window: W, or "auto", which chooses it anew in every round; see `AutoWindow`.
+    window: W; or a share of the models so far, below 1, which are kept as sums; or "auto", which
+    chooses W anew in every round, see `AutoWindow`.
     shape: of the falling learning rate, "linear", "sqrt" or "cosine"; see `ShapedWindow`.
     buckets: sums of models in place of the models, at most so many of a size; see `BucketedWindow`.
     """
 
-    window: int | Literal["auto"] = 100
+    window: int | float | Literal["auto"] = 100
     part: str = "all"
     shape: str = LINEAR
     buckets: int | None = None
 
     def __post_init__(self) -> None:
         check(
-            self.window == "auto" or is_count(self.window),
-            f"WIMA.window must be a positive integer or 'auto', got {self.window!r}.",
+            self.window == "auto" or is_count(self.window) or self._is_share,
+            "WIMA.window must be a positive integer, a share of the rounds in (0, 1) or 'auto', "
+            f"got {self.window!r}.",
         )
         check_shape("WIMA.shape", self.shape)
         if self.buckets is not None:
             check_count("WIMA.buckets", self.buckets, least=2)
         check(
-            self.shape == LINEAR or (self.window != "auto" and self.buckets is None),
-            f"WIMA.shape={self.shape!r} needs past models, which window='auto' and buckets do not "
-            "keep; leave one of them out.",
+            self.shape == LINEAR or (is_count(self.window) and self.buckets is None),
+            f"WIMA.shape={self.shape!r} needs past models, which window='auto', shares and buckets "
+            "do not keep; leave one of them out.",
         )
         super().__post_init__()
 
@@ -89,15 +91,19 @@ class WIMA(Averager):
         return f"wima{window}{shape}" + ("" if self.buckets is None else f"-k{self.buckets}")
 
     @property
+    def _is_share(self) -> bool:
+        return isinstance(self.window, float) and 0 < self.window < 1
+
+    @property
     def _way(self) -> Averager:
         """How the mean is computed."""
         if self.window == "auto":
             return AutoWindow(self.buckets or DEFAULT_K)
-        if self.buckets is not None:
-            return BucketedWindow(self.window, self.buckets)
+        if self.buckets is not None or self._is_share:
+            return BucketedWindow(self.window, self.buckets or DEFAULT_K)
         if self.shape != LINEAR:
-            return ShapedWindow(self.window, self.shape)
-        return Window(self.window)
+            return ShapedWindow(int(self.window), self.shape)
+        return Window(int(self.window))
 
     @property
     def judges(self) -> bool:

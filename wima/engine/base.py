@@ -132,23 +132,6 @@ def located(t: int, hook: str, client: int | None = None) -> Iterator[None]:
         raise RunError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """How every engine computes: one thread, and numbers below 1e-38 are 0.
-
-    Sums over threads would make the bits depend on their number.  Denormal numbers slow some CPUs
-    down as training converges (not AMD's EPYC, where no difference was measured).
-    """
-    threads, flushed = torch.get_num_threads(), not bool(torch.tensor(1e-40) * 1)
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_flush_denormal(flushed)
-
-
 def vectors(tree: Any) -> Iterator[torch.Tensor]:
     """All tensors in nested tuples."""
     if isinstance(tree, torch.Tensor):

@@ -22,9 +22,10 @@ import torch
 from wima.core.checks import is_number
 from wima.core.errors import RunError, UsageError
 from wima.core.machine import cores, processor
+from wima.core.vector import one_thread
 from wima.core.version import __version__
 from wima.data.cache import cache
-from wima.engine.base import Engine, Setup, first_state, one_thread
+from wima.engine.base import Engine, Setup, first_state
 from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 

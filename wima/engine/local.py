@@ -46,11 +46,15 @@ def visit_of(problem: Problem, solution: Solution) -> Visit:
     return Visit(start, end, solution.steps, problem.lr, problem.t, *gradients)
 
 
-def shifted_part(visit: Visit, local: Local) -> Vector | None:
-    """The part of the visit's delta that came from its problem's shift: old directions."""
-    if not isinstance(local.shift, torch.Tensor):
-        return None
-    return local.shift * (visit.lr * visit.steps)
+def fresh_part(visit: Visit, local: Local) -> Vector:
+    """What the client's own gradients say of w: its full gradient at w, where it computed that.
+
+    Elsewhere its delta, without what the problem's shift added to it: that is an old direction.
+    """
+    fresh: Vector = visit.delta if visit.gradient is None else visit.gradient
+    if visit.gradient is None and isinstance(local.shift, torch.Tensor):
+        fresh -= local.shift * (visit.lr * visit.steps)
+    return fresh
 
 
 class Solver:

@@ -52,7 +52,7 @@ class Reference(Engine):
             deltas.add(visit.delta, weight)
             shifted = isinstance(local.shift, torch.Tensor)
             old = local.shift * (lr * visit.steps) if shifted else torch.zeros_like(w)
-            fresh.add(visit.delta - old, weight)
+            fresh.add(visit.delta - old if visit.gradient is None else visit.gradient, weight)
             rests.add(rest - end_rest, weight)
             if extra is not None:
                 extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)

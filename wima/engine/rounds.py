@@ -11,7 +11,7 @@ from wima.algorithms.base import Algorithm, State
 from wima.core.errors import RunError
 from wima.core.vector import Vector
 from wima.engine.base import Engine, RoundState, Setup, evaluate_here, located
-from wima.engine.local import Problem, Solution, Solver, shifted_part, visit_of
+from wima.engine.local import Problem, Solution, Solver, fresh_part, visit_of
 from wima.engine.server import Means, Updates, observed, step
 from wima.task.evaluation import Metrics
 
@@ -155,8 +155,8 @@ class Pooled(Engine):
             counted.append(i)
             state.memory.write(i, memory)
             assert problem.local is not None
-            shifted = shifted_part(visit, problem.local) if setup.fresh else None
-            updates.add(setup.weight(i), delta, extra, moved, shifted)
+            fresh = fresh_part(visit, problem.local) if setup.fresh else None
+            updates.add(setup.weight(i), delta, extra, moved, fresh)
         return updates.means(), counted
 
 

@@ -39,13 +39,13 @@ class Updates:
         delta: Vector,
         extra: Vector | None,
         rest: Vector | None = None,
-        shifted: Vector | None = None,
+        fresh: Vector | None = None,
     ) -> None:
-        """What a client sent; shifted: the part of delta that its problem's shift made."""
+        """What a client sent; fresh: see `fresh_part`, its delta if that is not known."""
         self._clients += 1
         self._delta.add(delta, weight)
         if self._fresh is not None:
-            self._fresh.add(delta if shifted is None else delta - shifted, weight)
+            self._fresh.add(delta if fresh is None else fresh, weight)
         if extra is not None:
             self._extra.add(extra, 1.0 if self._uniform else weight)
         if rest is not None:

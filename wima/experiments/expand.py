@@ -186,9 +186,10 @@ def _scaled(text: str, scale: Scale) -> Choice:
         ("every", scale.windows),
         ("cycle", scale.cycles),
     ):
-        if key in given:
+        if key in given and given[key] != "auto":
             check(is_number(given[key]), f"{text}: {key} must be a number, got {given[key]!r}.")
-            given[key] = max(1, round(given[key] * factor))
+            share = 0 < given[key] < 1  # of the rounds, at every scale
+            given[key] = given[key] if share else max(1, round(given[key] * factor))
     if choice.name == "ema" and "window" in given:
         window = given.pop("window")
         given["decay"] = round((window - 1) / (window + 1), 4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from wima.core.checks import is_count
 from wima.core.errors import UsageError
@@ -17,7 +17,7 @@ from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
 SUFFIX = ".sheet.json"
-Kind = Literal["table", "curves"]
+Kind = Literal["table", "curves", "regret"]
 
 
 class Cell(NamedTuple):
@@ -93,7 +93,7 @@ def _check(sheet: Sheet) -> None:
     _expect(all(isinstance(names, list) for names in lists), "rows, columns, headings: lists")
     for text in [*texts, sheet.command, *(name for names in lists for name in names)]:
         _expect(isinstance(text, str), f"expected a text, got {text!r}")
-    _expect(sheet.kind in ("table", "curves"), f"unknown kind {sheet.kind!r}")
+    _expect(sheet.kind in get_args(Kind), f"unknown kind {sheet.kind!r}")
     _expect(is_count(sheet.last), f"last must be a positive integer, got {sheet.last!r}")
     for cell in sheet.cells:
         _expect(cell.row in sheet.rows and cell.column in sheet.columns, f"a stray cell {cell}")

@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from wima.core.vector import Layout, Vector
-from wima.engine.base import one_thread
+from wima.core.vector import Layout, Vector, one_thread
 from wima.runs.folder import SNAPSHOTS, by_name
 from wima.storage.files import remove_drafts, written
 

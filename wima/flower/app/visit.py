@@ -13,10 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from wima import algorithms
 from wima.algorithms.base import Algorithm
 from wima.core.errors import check
-from wima.core.vector import Vector
+from wima.core.vector import Vector, one_thread
 from wima.data.batches import LocalSGD
 from wima.data.federated import Array, FederatedData
-from wima.engine.base import one_thread
 from wima.engine.local import Problem, Solver, visit_of
 from wima.flower.app.memory import NodeMemory
 from wima.flower.app.records import entry, to_arrays, to_tensors, unpack

@@ -28,7 +28,7 @@ from flwr.common.serde import (
 )
 from flwr.proto.message_pb2 import Context as ContextProto, Message as MessageProto
 
-from wima.engine.base import one_thread
+from wima.core.vector import one_thread
 from wima.flower.averages.models import log
 from wima.flower.grid.generators import seed_all
 

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode  # has no public home
 
 from wima.core.errors import RunError, UsageError
-from wima.engine.base import one_thread
+from wima.core.vector import one_thread
 from wima.engine.child import Exited, exit_message, launch, pickled
 from wima.flower.grid.generators import preserved
 from wima.flower.grid.node import (
