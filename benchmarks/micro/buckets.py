@@ -1,4 +1,4 @@
-"""What buckets cost: taking in a model, inner products with all sums, and the longest mean."""
+"""What buckets cost: taking in a model, a round of `window=auto`, and the longest mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 
 from benchmarks.micro import micro_result
 from benchmarks.report import number
-from wima.averaging.buckets import DEFAULT_K, Buckets
+from wima.averaging.auto import AutoWindow, Choice
+from wima.averaging.buckets import DEFAULT_K
 from wima.storage.states import Spare
 
 PARAMETERS, MODELS = 1_000_000, 10_000
@@ -23,41 +24,44 @@ def measure(
     turns: int, parameters: int = PARAMETERS, models: int = MODELS, k: int = DEFAULT_K
 ) -> dict[str, Any]:
     torch.set_num_threads(1)  # as in a round
-    buckets, v = _fullest(parameters, models, k), torch.randn(parameters)
-    sums = len(buckets.sums)
-    last: list[Buckets] = []
+    auto, v = AutoWindow(k), torch.randn(parameters)
+    fullest = _fullest(auto, parameters, models)
+    sums = len(fullest.buckets.sums)
+    state = [fullest]
 
-    def push() -> None:
-        last[0] = last[0].push(v)
+    def update() -> None:
+        state[0] = auto.update(state[0], v, None)  # type: ignore[arg-type]
 
     cases: dict[str, tuple[Callable[[], object], int]] = {
-        f"one update, mean of {UPDATES}": (push, UPDATES),
-        f"inner products with {sums} sums": (lambda: buckets.inner(v), 1),
-        f"mean over {sums} sums": (lambda: buckets.mean(sums), 1),
+        f"one update, mean of {UPDATES}": (update, UPDATES),
+        f"scores of all windows, from {sums} sums": (lambda: auto.judge(fullest, v), 1),
+        f"mean over {sums} sums": (lambda: fullest.buckets.mean(sums), 1),
     }
     seconds: dict[str, list[float]] = {case: [] for case in cases}
     for _ in range(turns):
-        last[:] = [buckets._replace(sums=tuple(s.clone() for s in buckets.sums), spare=Spare())]
+        copies = tuple(s.clone() for s in fullest.buckets.sums)
+        buckets = fullest.buckets._replace(sums=copies, spare=Spare())
+        state[:] = [fullest._replace(buckets=buckets)]
         for case, (work, times) in cases.items():
             seconds[case].append(_time(work, times))
     rows = [[case, *_row(s)] for case, s in seconds.items()]
     table = {"columns": ["what", "best, ms", "median, ms", "best, % of a round"], "rows": rows}
     text = (
-        f"Buckets of {parameters:,} parameters with k = {k}, at their largest in {models:,} "
+        f"`window=auto` with {parameters:,} parameters and k = {k}, at its largest in {models:,} "
         f"rounds: {sums} float64 sums, {number(8e-6 * sums * parameters)} MB. Processor time, one "
         f"thread, {turns} interleaved turns. A round of the FEMNIST CNN takes about {ROUND} s."
     )
     return micro_result("buckets", "Every window from a few sums", text, [table])
 
 
-def _fullest(parameters: int, models: int, k: int) -> Buckets:
-    """The buckets at the round where there are most, with random sums."""
-    small = most = Buckets.start(torch.zeros(1), k)
+def _fullest(auto: AutoWindow, parameters: int, models: int) -> Choice:
+    """The state at the last round where there are most sums, with random ones."""
+    small = most = auto.init(torch.zeros(1))
     for _ in range(models):
-        small = small.push(torch.zeros(1))
-        most = max(most, small, key=lambda b: len(b.sizes))
-    sums = tuple(torch.randn(parameters, dtype=torch.float64) for _ in most.sizes)
-    return most._replace(sums=sums, spare=Spare())
+        small = auto.update(small, torch.zeros(1), None)  # type: ignore[arg-type]
+        most = max(small, most, key=lambda state: len(state.buckets.sizes))
+    sums = tuple(torch.randn(parameters, dtype=torch.float64) for _ in most.buckets.sizes)
+    return most._replace(buckets=most.buckets._replace(sums=sums, spare=Spare()))
 
 
 def _row(seconds: list[float]) -> list[str]:

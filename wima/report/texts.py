@@ -14,6 +14,7 @@ from wima.core.statistics import LEAST, RISK
 from wima.core.text import in_spreadsheet
 from wima.report.gather import Omitted
 from wima.report.measure import Measure
+from wima.report.regret import NOTES, regret_lines
 from wima.report.tables import PLAIN, Entry, Table
 
 DATA = ["sheet", "row", "column", "heading", "seed", "run", "model", "state"]
@@ -35,6 +36,8 @@ def grid(table: Table, measure: Measure) -> Grid:
 
     With one column: a line per row.  With several: a line per row and model, as in the paper.
     """
+    if table.sheet.kind == "regret":
+        return Grid(2, *regret_lines(table, measure))
     return _wide(table, measure) if len(table.sheet.columns) == 1 else _long(table, measure)
 
 
@@ -110,6 +113,9 @@ def _seeds(entries: Collection[Entry | None]) -> str:
 def notes(table: Table, measure: Measure) -> list[str]:
     """What a reader of the table must know, a sentence each."""
     sheet = table.sheet
+    if sheet.kind == "regret":
+        about = [f"{measure.title.capitalize()}.", *NOTES, sheet.note, f"Command: {sheet.command}"]
+        return [line for line in about if line]
     lines = [f"{measure.title.capitalize()}: mean over the last {table.last} rounds, then seeds."]
     entries = table.entries.values()
     if any(entry.printed for entry in entries):

@@ -1,0 +1,121 @@
+"""How far rules that choose a window are behind the best window in hindsight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import isnan
+from typing import NamedTuple
+
+import numpy as np
+
+from wima.report.measure import Measure
+from wima.report.statistics import Curve
+from wima.report.tables import PLAIN, Member, Table
+
+FIXED = "W = "  # headings that begin with it are windows to choose from in hindsight
+LAST, MIDDLE = (2 / 3, 1.0), (1 / 3, 2 / 3)  # shares of the rounds
+
+
+class Regret(NamedTuple):
+    """One run, over a part of its rounds; numbers are as recorded."""
+
+    row: str
+    column: str
+    plain: float
+    best: float  # of plain and the fixed windows
+    window: str  # the best one
+    behind: dict[str, float]  # rule -> its value minus the best
+
+
+def regrets(table: Table, measure: Measure, part: tuple[float, float]) -> list[Regret]:
+    """Of every run that is done, over that part of its rounds."""
+    found = (_regret(place, models, measure, part) for place, models in _runs(table))
+    return [regret for regret in found if regret is not None]
+
+
+def _runs(table: Table) -> Iterator[tuple[tuple[str, str], dict[str, Member]]]:
+    """Row and column of each run that is done, with its models by heading."""
+    for row in table.sheet.rows:
+        for column in table.sheet.columns:
+            entries = [table.entry(row, column, heading) for heading in table.sheet.headings]
+            seeds: dict[int, dict[str, Member]] = {}
+            for entry in filter(None, entries):
+                for member in entry.members:
+                    seeds.setdefault(member.seed, {})[entry.heading] = member
+            for _, models in sorted(seeds.items()):
+                run = models[PLAIN].run
+                if run is not None and run.state == "done":
+                    yield (row, column), models
+
+
+def _regret(
+    place: tuple[str, str], models: dict[str, Member], measure: Measure, part: tuple[float, float]
+) -> Regret | None:
+    values = {heading: _mean(member, part) for heading, member in models.items()}
+    fixed = {h: v for h, v in values.items() if h == PLAIN or h.startswith(FIXED)}
+    if any(isnan(value) for value in fixed.values()):
+        return None
+    best = max(fixed, key=lambda heading: measure.sign * fixed[heading])
+    window = models[best].model.removeprefix("wima")  # at a smaller scale not that of the heading
+    behind = {h: v - fixed[best] for h, v in values.items() if not (h in fixed or isnan(v))}
+    return Regret(*place, values[PLAIN], fixed[best], window, behind)
+
+
+def _mean(member: Member, part: tuple[float, float]) -> float:
+    """The mean of a model's curve over that part of the rounds."""
+    assert member.run is not None
+    curve = member.run.curves.get(member.model, Curve(np.zeros(0, np.int64), np.zeros(0)))
+    low, high = (share * member.run.done for share in part)
+    values = curve.values[(curve.rounds > low) & (curve.rounds <= high)]
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def regret_lines(table: Table, measure: Measure) -> tuple[list[str], list[list[str]]]:
+    """A line per method and data set, the mean over its seeds; then mean and worst of all runs."""
+    late, middle = (regrets(table, measure, part) for part in (LAST, MIDDLE))
+    rules = [h for h in table.sheet.headings if h != PLAIN and not h.startswith(FIXED)]
+    first, others = rules[:1], rules[1:]
+    header = ["", "", "plain", "best window", "best"]
+    header += [f"{rule} − {of}" for rule in first for of in ("plain", "best", "best before")]
+    header += [f"{rule} − best" for rule in others]
+    lines = []
+    for place in dict.fromkeys((regret.row, regret.column) for regret in late):
+        own, before = ([r for r in all_ if r[:2] == place] for all_ in (late, middle))
+        windows = ", ".join(dict.fromkeys(r.window for r in own))
+        level = [measure.number(_of([r.plain for r in own])), windows]
+        level.append(measure.number(_of([r.best for r in own])))
+        lines.append([*place, *level, *_behind(own, before, first, others, measure)])
+    for name, worst in (("mean of all runs", False), ("worst of all runs", True)):
+        numbers = _behind(late, middle, first, others, measure, worst)
+        lines.append([name, "", "", "", "", *numbers])
+    return header, lines
+
+
+def _behind(
+    late: Sequence[Regret],
+    middle: Sequence[Regret],
+    first: Iterable[str],
+    others: Iterable[str],
+    measure: Measure,
+    worst: bool = False,
+) -> list[str]:
+    numbers = []
+    for rule in first:
+        numbers.append([r.behind[rule] + r.best - r.plain for r in late if rule in r.behind])
+        numbers += [[r.behind[rule] for r in of if rule in r.behind] for of in (late, middle)]
+    numbers += [[r.behind[rule] for r in late if rule in r.behind] for rule in others]
+    return [measure.number(_of(n, measure.sign if worst else 0), signed=True) for n in numbers]
+
+
+def _of(values: Sequence[float], worst: int = 0) -> float:
+    """The mean; or the worst of values of which more (1) or less (-1) is better."""
+    if not values:
+        return float("nan")
+    return worst * min(worst * v for v in values) if worst else sum(values) / len(values)
+
+
+NOTES = [
+    "Mean over the last third of the rounds (before: the second third), then over seeds.",
+    "Best: of plain and the fixed windows, chosen afterwards for each run and third.",
+    "A rule that chooses beforehand or on the way is behind by the number shown.",
+]
