@@ -79,9 +79,13 @@ def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def write_run(
-    path: Path, settings: dict[str, Any], curves: dict[str, np.ndarray], state: str = "done"
+    path: Path,
+    settings: dict[str, Any],
+    curves: dict[str, np.ndarray],
+    state: str = "done",
+    windows: dict[str, list[int]] | None = None,
 ) -> Path:
-    """A run folder as a run writes it, with these accuracies."""
+    """A run folder as a run writes it, with these accuracies, and models in windows that vary."""
     made = make_settings({"averagers": [], **settings})
     path.mkdir(parents=True)
     (path / "settings.toml").write_text(made.to_toml(), encoding="utf-8")
@@ -94,7 +98,9 @@ def write_run(
         known = {model: values for model, values in curves.items() if t <= len(values)}
         metrics = {model: _metrics(float(values[t - 1])) for model, values in known.items()}
         cohort = [(7 * t + k) % 100 for k in range(made.clients_per_round)]
-        records.append({"t": t, "cohort": cohort, "lr": made.lr, "metrics": metrics})
+        chosen = {model: counts[t - 1] for model, counts in (windows or {}).items()}
+        more = {"windows": chosen} if chosen else {}
+        records.append({"t": t, "cohort": cohort, "lr": made.lr, "metrics": metrics, **more})
         times.append({"t": t, "seconds": 0.25})
     for name, lines in (("records.jsonl", records), ("times.jsonl", times)):
         (path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is no
 SOURCE = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
 HARNESS = """
 const curve = { first: 1, step: 2, v: [10, 30, null, 20] }, curves = { plain: curve, wima2: curve };
-const run = { name: "run-0", state: "done", done: 7, rounds: 7, seconds: 75, own: {}, curves };
+const windows = { plain: { first: 1, step: 1, v: [1, 2, 3, 2, 1, 5, 7] } };
+const run = { name: "run-0", state: "done", done: 7, rounds: 7, seconds: 75, own: {}, curves,
+  windows };
 const entry = { mean: 61.25, deviation: 0.5, text: "", seeds: 1, basis: "1 seed", jitter: 1.5,
   jump: 2, forgetting: 0.5, reached: [7], members: [[0, 0, "plain"], [1, -1, "plain"]] };
 const paper = { paper: 60, where: "Table 2", remark: "printed twice" };
@@ -93,6 +95,27 @@ def test_a_gain_has_the_marks_of_its_interval() -> None:
 def test_an_undeclared_variable_in_a_function_is_found() -> None:
     with pytest.raises(AssertionError, match="ReferenceError: rough is not defined"):
         js(EVERYTHING, SOURCE.replace("const rough =", "const other ="))
+
+
+def test_an_undeclared_variable_in_the_strip_is_found() -> None:
+    with pytest.raises(AssertionError, match="ReferenceError: top is not defined"):
+        js(EVERYTHING, SOURCE.replace("const top = bottom", "const other = bottom"))
+
+
+def test_a_curve_is_told_with_the_models_in_its_window_if_they_are_known() -> None:
+    line = {"window": {"x": [1, 2, 4], "y": [1, 2, 3]}}
+    found = js("[1, 2, 3].map((round) => Strip.prototype.told(line, round))", line=line)
+    assert found == [", mean of 1 model", ", mean of 2 models", ""]
+    assert js("Strip.prototype.told({}, 1)") == ""
+
+
+def test_the_strip_has_the_windows_between_the_rounds_that_are_shown() -> None:
+    x, y = list(range(1, 9)), [90, 3, 8, 5, 40, 7, 1, 60]
+    lines = [{"window": {"x": x, "y": y}}]
+    low, high = js("Strip.prototype.range(lines, 2, 6)", lines=lines)
+    shown = [count for t, count in zip(x, y, strict=True) if 2 <= t <= 6]
+    assert 0.8 < low / min(shown) < 1 < high / max(shown) < 1.25
+    assert js("Strip.prototype.range([], 2, 6)")[0] > 0  # of series that are hidden: a log scale
 
 
 def test_numbers_have_a_true_minus_sign_and_zero_has_none() -> None:

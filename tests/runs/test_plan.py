@@ -11,12 +11,14 @@ import pytest
 from tests.helpers.interrupted import copy_of, outcome, settings_of
 from tests.helpers.unequal import SIZES, task_of
 from wima import WIMA, Averager, Scaffold
+from wima.averaging import BY_NAME
+from wima.averaging.buckets import Buckets
 from wima.core.errors import UsageError
 from wima.engine.memory import OVERHEAD
 from wima.runs import build
 from wima.runs.launch import FOLDER, launch, resume
 from wima.runs.plan import Plan, gigabytes, make_plan
-from wima.runs.settings import make_settings
+from wima.runs.settings import load_settings, make_settings
 from wima.storage import files
 from wima.storage.states import size
 
@@ -45,6 +47,18 @@ def test_buckets_are_planned_as_large_as_they_grow():
     )  # 3 of 1, 2, 4 and 8, and one that reaches 50
     assert plan.window == 0 and f"averages {gigabytes(largest)}" in plan.in_words(make_settings({}))
     assert plan_of(wima, rounds=5).averages == 4 * 8 * len(w)  # 1, 1, 1 and 2
+
+
+def test_the_plan_of_a_preset_states_the_sums_of_the_window_that_chooses_itself():
+    settings, w = load_settings("digits", []), task_of().init(0)
+    averagers = [choice.make("averager", BY_NAME) for choice in settings.averagers]
+    plan = make_plan(settings, task_of(), Scaffold(), averagers)
+    buckets, most = Buckets.start(w), 0
+    for _ in range(settings.rounds):
+        buckets = buckets.push(w)
+        most = max(most, len(buckets.sums))
+    assert plan.averages == (1 + most) * 8 * len(w)  # W = 50 has a single sum
+    assert f"averages {gigabytes(plan.averages)}" in plan.in_words(settings)
 
 
 def test_clients_need_memory_beyond_what_is_kept_in_memory_of_their_states():

@@ -58,6 +58,7 @@ def demo(
     settings = load_settings("demo", [f"seed={seed}"])
     print("FedAvg on 1,797 real digits; 100 clients with one digit each, 5 of them per round.")
     print("Plain: the global model. wima50: the mean of the last 50 global models.")
+    print("wima-auto: the mean of the last W, chosen in every round by the clients' gradients.")
     _run_and_show(settings, out or free_path(Path("runs") / "demo"))
 
 

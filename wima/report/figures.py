@@ -8,6 +8,7 @@ from typing import Any
 
 from wima.report.measure import Measure
 from wima.report.statistics import thinned
+from wima.report.strip import axes_of
 from wima.report.tables import PLAIN, Entry, Table
 
 # Far apart for colour-blind readers too, as far as twelve can be; the page has the same.
@@ -54,24 +55,25 @@ def _figure(table: Table, column: str, measure: Measure) -> Any:
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "wima"
+    entries = _entries(table, column)
+    windows = [m.window.values for entry in entries for m in entry.members if m.window]
     figure = Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.add_subplot()
-    for entry in _entries(table, column):
-        _plot(axes, table, entry, measure)
+    axes, strip = axes_of(figure, windows)
+    for entry in entries:
+        _plot(axes, strip, table, entry, measure)
     title = _printable(" · ".join(text for text in (table.sheet.title, column) if text))
     hidden = len(table.sheet.rows) - len(COLOURS)
     axes.set_title(
         title + (f" (first {len(COLOURS)} rows)" if hidden > 0 else ""), parse_math=False
     )
-    axes.set_xlabel("round")
     axes.set_ylabel(_printable(measure.title), parse_math=False)
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     return figure
 
 
-def _plot(axes: Any, table: Table, entry: Entry, measure: Measure) -> None:
-    """The curves of one place, a line per seed; the first carries the name."""
+def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -> None:
+    """The curves of one place, a line per seed, the first with the name; below, their windows."""
     rows, averages = table.sheet.rows, [h for h in table.sheet.headings if h != PLAIN]
     plain = entry.heading == PLAIN
     dash = "-" if plain else DASHES[averages.index(entry.heading) % len(DASHES)]
@@ -84,6 +86,8 @@ def _plot(axes: Any, table: Table, entry: Entry, measure: Measure) -> None:
         curve = thinned(member.run.curves[member.model], POINTS)
         axes.plot(curve.rounds, measure.factor * curve.values, ls=dash, label=label, **style)
         label = None
+        if member.window is not None:
+            strip.plot(*thinned(member.window, POINTS), color=style["color"], linewidth=1.0)
 
 
 def _legend(figure: Any, axes: Any) -> None:

@@ -30,6 +30,7 @@ class Trace(NamedTuple):
     environment: dict[str, Any]
     seconds: float | None  # of all its rounds
     curves: dict[str, Curve]  # by model, "plain" first
+    windows: dict[str, Curve]  # by model: how many models its average was of, if that varies
 
     @property
     def progress(self) -> str:
@@ -123,7 +124,8 @@ def _add_run(path: Path, metric: str, found: Found) -> None:
 def _trace(run: Run, metric: str) -> Trace:
     """The curves and facts of a run; a run without the metric is refused."""
     try:
-        curves = {model: _curve(run, model, metric) for model in run.models}
+        curves = {model: _curve(*run.curve(model, metric)) for model in run.models}
+        windows = {model: _curve(*counts) for model, counts in run.windows.items()}
     except KeyError:
         names = ", ".join(next(m for r in run.records for m in r["metrics"].values())) or "none"
         raise UsageError(f"not every record has the metric {metric!r}; it has {names}") from None
@@ -133,11 +135,10 @@ def _trace(run: Run, metric: str) -> Trace:
         raise UsageError(f"its records are damaged: {error}") from None
     reason = str(run.status.get("reason") or "")
     facts = (run.settings, state_of(run), reason, run.t, run.environment, _seconds(run.path))
-    return Trace(run.path, *facts, curves)
+    return Trace(run.path, *facts, curves, windows)
 
 
-def _curve(run: Run, model: str, metric: str) -> Curve:
-    rounds, values = run.curve(model, metric)
+def _curve(rounds: Sequence[int], values: Sequence[float]) -> Curve:
     curve = Curve(np.array(rounds, np.int64), np.array(values, np.float64))
     if np.any(np.diff(curve.rounds) <= 0):
         raise ValueError("the rounds are not in order")

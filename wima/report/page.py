@@ -26,7 +26,16 @@ from wima.report.tables import Entry, Table
 from wima.report.texts import gain_notes, paper_gain
 
 FOLDER = Path(__file__).parent / "page"
-SCRIPTS = ("dom.js", "chart.js", "legend.js", "table.js", "runs.js", "page.js")
+SCRIPTS = (
+    "dom.js",
+    "scale.js",
+    "chart.js",
+    "strip.js",
+    "legend.js",
+    "table.js",
+    "runs.js",
+    "page.js",
+)
 BUDGET = 1_200_000  # points of all curves together, which make about 6 MB
 LEAST, MOST = 60, 1000  # points of one curve
 OWN = ("started", "engine", "threads", "workers", "clients")  # of each run, not of its machine
@@ -90,7 +99,7 @@ def payload(
     shown = {id(run): run for table in tables for run in table.runs()}
     runs = sorted(shown.values(), key=lambda run: str(run.path))
     number = {id(run): i for i, run in enumerate(runs)}
-    curves = sum(len(run.curves) for run in runs)
+    curves = sum(len(run.curves) + len(run.windows) for run in runs)
     points = min(MOST, max(LEAST, BUDGET // max(curves, 1)))
     machines: dict[str, int] = {}
     return {
@@ -162,7 +171,7 @@ def _run(run: Trace, machines: dict[str, int], points: int, measure: Measure) ->
     around = {name: _text(value) for name, value in run.environment.items() if name != "command"}
     machine = {name: text for name, text in around.items() if name not in OWN}
     known = machines.setdefault(json.dumps(machine), len(machines))
-    settings = run.settings
+    settings, scale = run.settings, measure.factor * 10**measure.digits
     return {
         "name": str(run.path),
         "state": run.state,
@@ -177,7 +186,8 @@ def _run(run: Trace, machines: dict[str, int], points: int, measure: Measure) ->
         "command": _command(run.environment.get("command")),
         "own": {name: around[name] for name in OWN if name in around},
         "machine": known,
-        "curves": {m: _points(thinned(c, points), measure) for m, c in run.curves.items()},
+        "curves": {m: _points(thinned(c, points), scale) for m, c in run.curves.items()},
+        "windows": {m: _points(thinned(c, points)) for m, c in run.windows.items()},
     }
 
 
@@ -191,9 +201,8 @@ def _command(words: Any) -> str:
     return shlex.join(str(word) for word in words)
 
 
-def _points(curve: Curve, measure: Measure) -> dict[str, Any]:
-    """Rounds, as first and step where they are regular, and values as whole numbers."""
-    scale = measure.factor * 10**measure.digits
+def _points(curve: Curve, scale: float = 1) -> dict[str, Any]:
+    """Rounds, as first and step where they are regular, and scaled values as whole numbers."""
     values = [None if not isfinite(v) else round(v * scale) for v in curve.values.tolist()]
     steps = np.unique(np.diff(curve.rounds))
     if len(steps) == 1:

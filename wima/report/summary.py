@@ -9,6 +9,7 @@ import numpy as np
 
 from wima.core.text import printable
 from wima.report.statistics import LAST, Curve, score
+from wima.report.strip import axes_of
 from wima.runs.folder import Run
 
 
@@ -33,17 +34,19 @@ def summarize(run: Run, metric: str = "accuracy", last: int = LAST) -> list[Row]
 
 
 def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
-    """A PNG of the metric over the rounds: plain solid, averages dashed."""
+    """A PNG of the metric over the rounds, plain solid, averages dashed; and of their windows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    axes, strip = axes_of(figure, (counts for _, counts in run.windows.values()))
     for model in run.models:
         rounds, values = run.curve(model, metric)
         plain = model == "plain"
         style = "-" if plain else "--"
         label = _no_formula(model)
-        axes.plot(rounds, values, style, label=label, linewidth=0.9 if plain else 2.0)
+        (line,) = axes.plot(rounds, values, style, label=label, linewidth=0.9 if plain else 2.0)
+        if model in run.windows:
+            strip.plot(*run.windows[model], color=line.get_color(), linewidth=1.0)
     values = run.curve("plain", metric)[1]
     if metric == "accuracy" and values:
         axes.set_ylim(max(0.0, float(np.nanpercentile(values, 10)) - 0.05), 1.0)
@@ -52,7 +55,6 @@ def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
     clients = run.environment.get("clients", "all")
     title = f"{title}, {settings.clients_per_round} of {clients} clients per round"
     axes.set_title(_no_formula(title))
-    axes.set_xlabel("round")
     axes.set_ylabel(_no_formula(f"test {metric}"))
     axes.grid(alpha=0.3)
     if run.models:

@@ -15,6 +15,7 @@ from wima.experiments.sheet import Sheet
 from wima.report.gather import Found, Trace
 from wima.report.measure import Measure
 from wima.report.statistics import (
+    Curve,
     Interval,
     Score,
     gain_over_rounds,
@@ -34,6 +35,11 @@ class Member(NamedTuple):
     model: str  # its name in the run's records
     run: Trace | None  # None: there is no such run, or it is left out
     score: Score | None  # so far, if the run is unfinished
+
+    @property
+    def window(self) -> Curve | None:
+        """How many models its average was of, over the rounds, if that varies."""
+        return self.run.windows.get(self.model) if self.run is not None else None
 
     @property
     def counts(self) -> bool:

@@ -17,10 +17,8 @@ import contextlib
 import json
 import os
 import shutil
-from array import array
 from collections.abc import Iterator
 from functools import cached_property
-from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,17 @@ from wima.core.checks import is_count, is_number
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Layout, Vector
 from wima.runs.environment import environment
-from wima.runs.records import RECORDS, TIMES, RecordFiles, keep, lines
+from wima.runs.records import (
+    RECORDS,
+    TIMES,
+    Counts,
+    Curves,
+    RecordFiles,
+    as_line,
+    checked,
+    keep,
+    lines,
+)
 from wima.runs.settings import Settings, make_settings, read_table
 from wima.simulation.simulation import Record
 from wima.storage.files import (
@@ -97,7 +105,7 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         """Add a round."""
-        self.records.append(_plain(record), {"t": record.t, "seconds": round(record.seconds, 6)})
+        self.records.append(as_line(record), {"t": record.t, "seconds": round(record.seconds, 6)})
         self.done = record.t
 
     def save_models(self, vectors: dict[str, Vector], layout: Layout | None) -> None:
@@ -148,7 +156,7 @@ class Run:
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a model's metric, where it was evaluated."""
-        curves = self._curves.get(model)
+        curves = self._curves.metrics.get(model)
         if curves is None:
             return [], []
         rounds, values = curves[metric]
@@ -159,27 +167,21 @@ class Run:
     @property
     def models(self) -> list[str]:
         """The names of the models that were evaluated, "plain" first."""
-        return list(self._curves)
+        return list(self._curves.metrics)
+
+    @property
+    def windows(self) -> dict[str, Counts]:
+        """Model -> rounds, and how many models its average was of; those whose window varies."""
+        return self._curves.windows
 
     @cached_property
-    def _curves(self) -> dict[str, dict[str, tuple[array[int], array[float]]]]:
-        """Model -> metric -> rounds and values, which take a hundredth of the records' memory."""
-        found: dict[str, dict[str, tuple[array[int], array[float]]]] = {}
-        for record in self._parsed():
-            for model, metrics in record["metrics"].items():
-                curves = found.setdefault(model, {})
-                for metric, value in metrics.items():
-                    if metric not in curves:
-                        curves[metric] = array("q"), array("d")
-                    rounds, values = curves[metric]
-                    rounds.append(record["t"])
-                    values.append(nan if value is None else value)
-        return found
+    def _curves(self) -> Curves:
+        return Curves.of(self._parsed())
 
     def _parsed(self) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(lines(self.path / RECORDS), 1):
             try:
-                yield _record(json.loads(line))
+                yield checked(json.loads(line))
             except MALFORMED as error:
                 raise UsageError(
                     f"{self.path / RECORDS} is damaged in line {number}: {_reason(error)}. "
@@ -236,17 +238,6 @@ def state_of(run: Run) -> str:
     """The state in the folder; \"interrupted\" if its process is gone."""
     state = str(run.status["state"])
     return "interrupted" if state == "running" and not is_running(run.path) else state
-
-
-def _record(line: Any) -> dict[str, Any]:
-    """A line of records.jsonl, if it is one."""
-    good = is_count(line["t"])
-    for metrics in line["metrics"].values():
-        for value in metrics.values():
-            good = good and (type(value) is float or value is None or is_number(value))
-    if not good:
-        raise ValueError(f"a record reads {line!r:.80}")
-    return line  # type: ignore[no-any-return]
 
 
 def check_free(path: Path) -> None:
@@ -306,14 +297,3 @@ def _status(settings: Settings, state: str, done: int, reason: str = "") -> dict
 
 def _write_json(path: Path, content: Any) -> None:
     replace_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def _plain(record: Record) -> dict[str, Any]:
-    """A record as JSON has it: no NaN or infinity."""
-    metrics = {
-        model: {name: value if isfinite(value) else None for name, value in values.items()}
-        for model, values in record.metrics.items()
-    }
-    line = {"t": record.t, "cohort": record.cohort, "lr": record.lr, "metrics": metrics}
-    more = {"dropped": record.dropped, "excluded": record.excluded, "windows": dict(record.windows)}
-    return {**line, **{name: value for name, value in more.items() if value}}

@@ -50,11 +50,11 @@ class Progress:
 
 
 def _describe(record: Record) -> str:
-    """The first metric of each model; percent if it is an accuracy."""
+    """The first metric of each model, percent if it is an accuracy; its window, if that varies."""
     parts = []
     for model, metrics in record.metrics.items():
         name, value = next(iter(metrics.items()))
-        parts.append(
-            f"{model} {100 * value:.1f} %" if name == "accuracy" else f"{model} {value:.4f}"
-        )
+        shown = f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.4f}"
+        window = f" (W {record.windows[model]})" if model in record.windows else ""
+        parts.append(f"{model}{window} {shown}")
     return "  ".join(parts)

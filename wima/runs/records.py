@@ -1,4 +1,4 @@
-"""A run's records as lines of files: appended, kept twice, and read back.
+"""A run's records: as lines of files, appended, kept twice and read back; and as curves.
 
 `records.jsonl` has a line per round.  At every checkpoint its new lines also go to a copy among the
 checkpoints, so that a damaged file costs no rounds.
@@ -9,14 +9,75 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator
+from array import array
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
+from math import isfinite, nan
 from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeAlias
 
+from wima.core.checks import is_count, is_number
+from wima.simulation.simulation import Record
 from wima.storage.files import cannot_write, make_folder, written
 from wima.storage.reading import complete_lines
 
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
+Values: TypeAlias = tuple["array[int]", "array[float]"]  # rounds, and a value for each
+Counts: TypeAlias = tuple["array[int]", "array[int]"]  # rounds, and a count for each
+
+
+def as_line(record: Record) -> dict[str, Any]:
+    """A record as JSON has it: no NaN or infinity."""
+    metrics = {
+        model: {name: value if isfinite(value) else None for name, value in values.items()}
+        for model, values in record.metrics.items()
+    }
+    line = {"t": record.t, "cohort": record.cohort, "lr": record.lr, "metrics": metrics}
+    more = {"dropped": record.dropped, "excluded": record.excluded, "windows": dict(record.windows)}
+    return {**line, **{name: value for name, value in more.items() if value}}
+
+
+def checked(line: Any) -> dict[str, Any]:
+    """A line of records.jsonl, if it is one."""
+    good = is_count(line["t"])
+    for metrics in line["metrics"].values():
+        for value in metrics.values():
+            good = good and (type(value) is float or value is None or is_number(value))
+    for count in line.get("windows", {}).values():
+        good = good and is_count(count) and count <= line["t"]
+    if not good:
+        raise ValueError(f"a record reads {line!r:.80}")
+    return line  # type: ignore[no-any-return]
+
+
+class Curves(NamedTuple):
+    """What records say of models, over the rounds, in a hundredth of the records' memory."""
+
+    metrics: dict[str, dict[str, Values]]  # model -> metric
+    windows: dict[str, Counts]  # model -> how many models its average was of
+
+    @classmethod
+    def of(cls, records: Iterable[dict[str, Any]]) -> Self:
+        found = cls({}, {})
+        for record in records:
+            found._add(record)
+        return found
+
+    def _add(self, record: dict[str, Any]) -> None:
+        for model, metrics in record["metrics"].items():
+            curves = self.metrics.setdefault(model, {})
+            for metric, value in metrics.items():
+                if metric not in curves:
+                    curves[metric] = array("q"), array("d")
+                rounds, values = curves[metric]
+                rounds.append(record["t"])
+                values.append(nan if value is None else value)
+        for model, count in record.get("windows", {}).items():
+            if model not in self.windows:
+                self.windows[model] = array("q"), array("q")
+            rounds, counts = self.windows[model]
+            rounds.append(record["t"])
+            counts.append(count)
 
 
 def lines(path: Path) -> Iterator[bytes]:

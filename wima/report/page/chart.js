@@ -36,6 +36,7 @@ class Chart {
     this.readout = el("output", { class: "readout", "aria-live": "polite" });
     this.tell("");
     this.legend = new Legend(this);
+    this.strip = new Strip(this);
     this.element = el("figure", { class: "chart" }, this.toolbar(),
       el("div", { class: "plot" }, this.canvas), this.readout, this.legend.element);
     new ResizeObserver(() => this.draw()).observe(this.canvas);
@@ -75,12 +76,13 @@ class Chart {
         if (!run || !run.curves[model]) continue;
         this.lines.push({
           key: `${row}/${heading}`, row, heading, seed, source: `${number}/${model}`,
-          ...smoothed(run.curves[model], smoothing),
+          ...smoothed(run.curves[model], smoothing), window: run.windows[model] && points(run.windows[model], 0),
         });
       }
     }
     this.lines = onceOnly(this.lines);
     this.lines.sort((a, b) => a.row - b.row || a.heading - b.heading);
+    this.canvas.style.setProperty("--strip", `${this.strip.room()}px`);
     this.legend.fill();
     this.draw();
   }
@@ -134,14 +136,11 @@ class Chart {
   /** Functions from data to pixels. */
   scales(width, height, [x0, x1, y0, y1]) {
     const pad = { left: 52, right: 12, top: 12, bottom: 36 };
-    const map = (log, a, b, from, to) => {
-      const f = log ? (v) => Math.log(Math.max(v, a)) : (v) => v;
-      const [fa, fb] = [f(a), f(b)];
-      return (v) => from + ((f(v) - fa) / (fb - fa || 1)) * (to - from);
-    };
+    const bottom = height - pad.bottom; // of all; the curves end above the strip
+    const end = bottom - this.strip.room();
     const { logX, logY } = this.settings;
-    return { pad, px: map(logX, x0, x1, pad.left, width - pad.right),
-      py: map(logY, y0, y1, height - pad.bottom, pad.top) };
+    return { pad, bottom, end, px: scale(logX, x0, x1, pad.left, width - pad.right),
+      py: scale(logY, y0, y1, end, pad.top) };
   }
 
   paint() {
@@ -156,19 +155,28 @@ class Chart {
     const range = this.range(lines);
     this.at = this.scales(width, height, range);
     this.axes(context, width, height, range);
+    const { pad, py, end, bottom } = this.at;
+    const colours = Array.from({ length: PALETTE }, (_, i) => colour(`--c${i}`));
+    const chosen = this.cursor && this.cursor.line.key;
+    const draw = (line, curve, toY, dash) => {
+      context.globalAlpha = chosen && line.key !== chosen ? 0.35 : 1;
+      context.strokeStyle = colours[this.tone(line)];
+      this.line(context, curve, toY, dash, line.key === chosen);
+    };
+    this.clipped(context, width, pad.top, end, () => lines.forEach((line) => draw(line, line, py, this.dash(line))));
+    if (bottom > end) this.strip.paint(context, width, bottom, lines, range, draw);
+    if (this.cursor) this.mark(context, colours);
+  }
+
+  /** Draw nothing but between two heights. */
+  clipped(context, width, top, bottom, draw) {
     const { pad } = this.at;
     context.save();
     context.beginPath();
-    context.rect(pad.left, pad.top - 2, width - pad.left - pad.right, height - pad.top - pad.bottom + 4);
+    context.rect(pad.left, top - 2, width - pad.left - pad.right, bottom - top + 4);
     context.clip();
-    const colours = Array.from({ length: PALETTE }, (_, i) => colour(`--c${i}`));
-    const chosen = this.cursor && this.cursor.line.key;
-    for (const line of lines) {
-      context.globalAlpha = chosen && line.key !== chosen ? 0.35 : 1;
-      this.line(context, line, colours[this.tone(line)], line.key === chosen);
-    }
+    draw();
     context.restore();
-    if (this.cursor) this.mark(context, height, colours);
   }
 
   dash({ heading }) {
@@ -176,10 +184,7 @@ class Chart {
     return plain ? [] : DASHES[1 + ((heading + DASHES.length - 2) % (DASHES.length - 1))];
   }
 
-  line(context, line, stroke, chosen) {
-    const { x, y } = line;
-    const dash = this.dash(line);
-    context.strokeStyle = stroke;
+  line(context, { x, y }, toY, dash, chosen) {
     context.lineWidth = (dash.length ? 2 : 1.1) + (chosen ? 1 : 0);
     context.setLineDash(dash);
     context.lineJoin = "round";
@@ -187,7 +192,7 @@ class Chart {
     let pen = false;
     for (let i = 0; i < x.length; i++) {
       if (Number.isNaN(y[i])) { pen = false; continue; }
-      const [px, py] = [this.at.px(x[i]), this.at.py(y[i])];
+      const [px, py] = [this.at.px(x[i]), toY(y[i])];
       if (pen) context.lineTo(px, py); else context.moveTo(px, py);
       pen = true;
     }
@@ -195,37 +200,43 @@ class Chart {
   }
 
   axes(context, width, height, [x0, x1, y0, y1]) {
-    const { pad, px, py } = this.at;
-    const [ink, rule] = [colour("--quiet"), colour("--rule")];
-    context.font = "12px system-ui, sans-serif";
-    context.lineWidth = 1;
-    context.strokeStyle = rule;
-    context.fillStyle = ink;
-    context.textAlign = "right";
-    context.textBaseline = "middle";
-    for (const tick of ticks(y0, y1, this.settings.logY, height / 60)) {
-      context.beginPath();
-      context.moveTo(pad.left, py(tick));
-      context.lineTo(width - pad.right, py(tick));
-      context.stroke();
-      context.fillText(short(tick), pad.left - 8, py(tick));
-    }
+    const { pad, px, py, end, bottom } = this.at;
+    this.rules(context, width, ticks(y0, y1, this.settings.logY, (end + pad.bottom) / 60), py);
     context.textAlign = "center";
     context.textBaseline = "top";
     for (const tick of ticks(x0, x1, this.settings.logX, width / 110)) {
-      context.fillText(short(tick), px(tick), height - pad.bottom + 8);
+      context.fillText(short(tick), px(tick), bottom + 8);
     }
     context.fillText("round", (pad.left + width - pad.right) / 2, height - 14);
   }
 
-  mark(context, height, colours) {
+  /** Horizontal lines with their numbers. */
+  rules(context, width, numbers, py) {
+    const { pad } = this.at;
+    context.font = "12px system-ui, sans-serif";
+    context.lineWidth = 1;
+    context.setLineDash([]);
+    context.strokeStyle = colour("--rule");
+    context.fillStyle = colour("--quiet");
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    for (const number of numbers) {
+      context.beginPath();
+      context.moveTo(pad.left, py(number));
+      context.lineTo(width - pad.right, py(number));
+      context.stroke();
+      context.fillText(short(number), pad.left - 8, py(number));
+    }
+  }
+
+  mark(context, colours) {
     const { line, index } = this.cursor;
     const [px, py] = [this.at.px(line.x[index]), this.at.py(line.y[index])];
     context.strokeStyle = colour("--quiet");
     context.setLineDash([3, 3]);
     context.beginPath();
     context.moveTo(px, this.at.pad.top);
-    context.lineTo(px, height - this.at.pad.bottom);
+    context.lineTo(px, this.at.bottom);
     context.stroke();
     context.setLineDash([]);
     context.fillStyle = colours[this.tone(line)];
@@ -254,7 +265,7 @@ class Chart {
     if (!cursor) return this.tell("");
     const { line, index } = cursor;
     const value = Number.isNaN(line.y[index]) ? "not finite" : format(line.y[index]) + UNIT;
-    return this.tell(`round ${line.x[index]} \u00b7 ${this.name(line)}, seed ${line.seed}: ${value}`);
+    return this.tell(`round ${line.x[index]} \u00b7 ${this.name(line)}, seed ${line.seed}: ${value}${this.strip.told(line, line.x[index])}`);
   }
 
   tell(text) {
@@ -281,36 +292,4 @@ class Chart {
     const [next, wanted] = this.cursor ? moves[event.key]() : [line, index];
     return this.select({ line: next, index: Math.max(0, Math.min(next.x.length - 1, wanted)) });
   }
-}
-
-/** Round numbers between two ends: about `count` of them, or 1, 2, 5, 10, ... on a log scale. */
-function ticks(from, to, log, count) {
-  const found = [];
-  if (log && to / from > 4) {
-    const decades = Math.log10(to / from);
-    const parts = decades > 5 ? [1] : [1, 2, 5];
-    for (let power = Math.floor(Math.log10(from)); power <= Math.log10(to); power++) {
-      for (const part of parts) found.push(part * 10 ** power);
-    }
-    return found.filter((tick) => tick >= from && tick <= to);
-  }
-  const rough = (to - from) / Math.max(count, 2);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((part) => part * power >= rough);
-  for (let i = Math.ceil(from / step); i * step <= to && found.length < 100; i++) found.push(i * step);
-  return found;
-}
-
-function short(value) {
-  return String(Number(value.toPrecision(6))).replace("-", "\u2212");
-}
-
-/** The index of the round nearest to a pixel; rounds ascend. */
-function nearest(x, pixel, px) {
-  let [low, high] = [0, x.length - 1];
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (px(x[middle]) < pixel) low = middle; else high = middle;
-  }
-  return Math.abs(px(x[low]) - pixel) <= Math.abs(px(x[high]) - pixel) ? low : high;
 }

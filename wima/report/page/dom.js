@@ -55,10 +55,10 @@ function matcher(text) {
   return (candidate) => words.every((word) => candidate.toLowerCase().includes(word));
 }
 
-/** Rounds and values of a curve of the data, decoded once. */
-function points(curve) {
+/** Rounds and values of a curve of the data, which are whole numbers, decoded once. */
+function points(curve, digits = MEASURE.digits) {
   if (!curve.y) {
-    curve.y = curve.v.map((v) => (v === null ? NaN : v / 10 ** MEASURE.digits));
+    curve.y = curve.v.map((v) => (v === null ? NaN : v / 10 ** digits));
     curve.x = curve.t || curve.v.map((_, i) => curve.first + i * curve.step);
   }
   return curve;

@@ -68,7 +68,7 @@ function methodSection() {
     ["Forgetting", "How far a model stays behind the best it has been so far, averaged over the last rounds."],
     ["Rounds to target", "The first evaluated round at the target, averaged over the seeds that reach it."],
     ["N/A", "At least one seed diverged. A dash is a run that was not started; 120/300 rounds is one that is not finished."],
-    ["Curves", "Long curves are thinned to what a screen can show, keeping the least and the greatest value of each stretch. Smoothing is the mean over the rounds before."],
+    ["Curves", "Long curves are thinned to what a screen can show, keeping the least and the greatest value of each stretch. Smoothing is the mean over the rounds before. The strip below shows, for averages that choose their window, how many models it holds."],
   ];
   return el("section", { id: "method" }, el("h2", {}, "How the numbers are made"),
     el("dl", { class: "method" }, says.map(([term, text]) => el("div", {}, el("dt", {}, term), el("dd", {}, text)))));

@@ -1,0 +1,45 @@
+"use strict";
+// A strip under the curves: how many models are in the windows that averages choose, on a log scale.
+
+const STRIP = { height: 80, above: 28 }; // pixels; the title is above it
+
+class Strip {
+  constructor(chart) { this.chart = chart; }
+
+  /** The pixels that it takes: none, unless a curve has a window that varies. */
+  room() { return this.chart.lines.some((line) => line.window) ? STRIP.height + STRIP.above : 0; }
+
+  /** The least and the greatest window between two rounds, with a margin. */
+  range(lines, x0, x1) {
+    let [low, high] = [Infinity, -Infinity];
+    for (const { window } of lines) {
+      for (let i = 0; i < window.x.length; i++) {
+        if (window.x[i] < x0 || window.x[i] > x1) continue;
+        low = Math.min(low, window.y[i]);
+        high = Math.max(high, window.y[i]);
+      }
+    }
+    return low > high ? [1, 10] : [low / 1.2, high * 1.2];
+  }
+
+  /** The windows of these lines, whose lower edge is at `bottom`. */
+  paint(context, width, bottom, lines, [x0, x1], draw) {
+    const own = lines.filter((line) => line.window);
+    const [low, high] = this.range(own, x0, x1);
+    const top = bottom - STRIP.height;
+    const py = scale(true, low, high, bottom, top);
+    this.chart.rules(context, width, ticks(low, high, true, STRIP.height / 40), py);
+    context.textAlign = "left";
+    context.textBaseline = "bottom";
+    context.fillText("models in the window", this.chart.at.pad.left, top - 6);
+    this.chart.clipped(context, width, top, bottom, () => {
+      for (const line of own) draw(line, line.window, py, []); // it jumps about: dashes would hide that
+    });
+  }
+
+  /** How many models the average was of in a round, as text; nothing if that is not known. */
+  told({ window }, round) {
+    const at = window ? window.x.indexOf(round) : -1;
+    return at < 0 ? "" : `, mean of ${window.y[at]} model${window.y[at] === 1 ? "" : "s"}`;
+  }
+}
