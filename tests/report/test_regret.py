@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from benchmarks.micro.report import write_run
 from tests.helpers.reports import make_sheet
 from wima.experiments.sheet import Cell, write_sheet
+from wima.report.choices import NEAR, SMOOTH, WIDE, choices_figure
 from wima.report.gather import gather
 from wima.report.measure import Measure
 from wima.report.regret import LAST, MIDDLE, regret_lines, regrets
@@ -52,7 +55,7 @@ def test_a_rule_is_behind_the_best_of_plain_and_the_fixed_windows_of_that_run(po
     for regret, curves in zip(found, runs.values(), strict=True):
         means = {name: values[rounds].mean() for name, values in curves.items()}
         best = max(("plain", "wima20", "wima1"), key=means.__getitem__)
-        assert regret.window == best.removeprefix("wima")
+        assert regret.window == best.removeprefix("wima").replace("plain", "1")
         assert regret.best == pytest.approx(means[best])
         expected = {"auto": means["wima-auto"], "paper": means["wima20"]}
         assert regret.behind == pytest.approx({k: v - means[best] for k, v in expected.items()})
@@ -85,3 +88,27 @@ def test_every_file_of_the_report_has_the_table(pool, tmp_path):
     for ending in ("md", "tex", "csv"):
         text = (tmp_path / "out" / "tables" / f"auto.{ending}").read_text(encoding="utf-8")
         assert "worst of all runs" in text
+
+
+def test_the_picture_shows_the_chosen_windows_beside_the_good_ones(pool):
+    folder, runs = pool
+    for seed in runs:
+        path = folder / f"run{seed}" / "records.jsonl"
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        chosen = [{**r, "windows": {"wima-auto": max(1, r["t"] // 4)}} for r in records]
+        path.write_text("".join(json.dumps(r) + "\n" for r in chosen), encoding="utf-8")
+    [table], _ = make_tables(gather([folder], "accuracy"), Measure())
+    [panel, *empty] = choices_figure(table, "digits", Measure()).axes
+    assert panel.get_title() == "FedAvg" and not any(other.axison for other in empty)
+    assert len(panel.lines) == len(runs)
+    for line in panel.lines:
+        assert list(line.get_ydata()) == [max(1, t // 4) for t in range(1, ROUNDS + 1)]
+    means = {name: np.mean([c[name] for c in runs.values()], axis=0) for name in runs[0]}
+    late = {name: means[name][-SMOOTH:].mean() for name in ("plain", "wima20", "wima1")}
+    good = [name for name in late if late[name] >= max(late.values()) - NEAR]
+    sizes = [{"plain": 1, "wima1": 1, "wima20": 20}[name] for name in good]
+    [band] = panel.collections
+    ends = band.get_paths()[0].vertices
+    last = ends[ends[:, 0] == ROUNDS][:, 1]
+    assert min(last) == pytest.approx(min(sizes) / WIDE)
+    assert max(last) == pytest.approx(max(sizes) * WIDE)

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from wima.report.choices import choices_figure
 from wima.report.measure import Measure
 from wima.report.statistics import thinned
 from wima.report.strip import axes_of
@@ -24,7 +25,8 @@ def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
     columns = [c for c in table.sheet.columns if _entries(table, c)]
     for number, column in enumerate(columns, 1):
         stem = table.slug if len(columns) == 1 else f"{table.slug}-{number}"
-        figure = _figure(table, column, measure)
+        regret = table.sheet.kind == "regret"
+        figure = (choices_figure if regret else _figure)(table, column, measure)
         names += [_save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
     return names
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from math import isnan
 from typing import NamedTuple
@@ -29,11 +30,11 @@ class Regret(NamedTuple):
 
 def regrets(table: Table, measure: Measure, part: tuple[float, float]) -> list[Regret]:
     """Of every run that is done, over that part of its rounds."""
-    found = (_regret(place, models, measure, part) for place, models in _runs(table))
+    found = (_regret(place, models, measure, part) for place, models in done_runs(table))
     return [regret for regret in found if regret is not None]
 
 
-def _runs(table: Table) -> Iterator[tuple[tuple[str, str], dict[str, Member]]]:
+def done_runs(table: Table) -> Iterator[tuple[tuple[str, str], dict[str, Member]]]:
     """Row and column of each run that is done, with its models by heading."""
     for row in table.sheet.rows:
         for column in table.sheet.columns:
@@ -43,7 +44,7 @@ def _runs(table: Table) -> Iterator[tuple[tuple[str, str], dict[str, Member]]]:
                 for member in entry.members:
                     seeds.setdefault(member.seed, {})[entry.heading] = member
             for _, models in sorted(seeds.items()):
-                run = models[PLAIN].run
+                run = models[PLAIN].run if PLAIN in models else None
                 if run is not None and run.state == "done":
                     yield (row, column), models
 
@@ -52,13 +53,22 @@ def _regret(
     place: tuple[str, str], models: dict[str, Member], measure: Measure, part: tuple[float, float]
 ) -> Regret | None:
     values = {heading: _mean(member, part) for heading, member in models.items()}
-    fixed = {h: v for h, v in values.items() if h == PLAIN or h.startswith(FIXED)}
-    if any(isnan(value) for value in fixed.values()):
+    sizes = fixed_windows(models)
+    if any(isnan(values[heading]) for heading in sizes):
         return None
-    best = max(fixed, key=lambda heading: measure.sign * fixed[heading])
-    window = models[best].model.removeprefix("wima")  # at a smaller scale not that of the heading
-    behind = {h: v - fixed[best] for h, v in values.items() if not (h in fixed or isnan(v))}
-    return Regret(*place, values[PLAIN], fixed[best], window, behind)
+    best = max(sizes, key=lambda heading: measure.sign * values[heading])
+    behind = {h: v - values[best] for h, v in values.items() if not (h in sizes or isnan(v))}
+    return Regret(*place, values[PLAIN], values[best], str(sizes[best]), behind)
+
+
+def fixed_windows(models: dict[str, Member]) -> dict[str, int]:
+    """The headings to choose from in hindsight, with their windows; plain has 1.
+
+    At a smaller scale, the window of the model is not that of the heading.
+    """
+    found = {h: re.fullmatch(r"wima(\d+)", m.model) for h, m in models.items()}
+    own = {h: int(match[1]) for h, match in found.items() if match and h.startswith(FIXED)}
+    return {PLAIN: 1, **own}
 
 
 def _mean(member: Member, part: tuple[float, float]) -> float:
