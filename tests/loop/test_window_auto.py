@@ -1,0 +1,362 @@
+"""In a training loop, the gradients that the optimizer has used choose the window."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings as how, strategies as st
+from torch import Tensor, nn
+
+import wima
+from tests.helpers.modules import Odd, assert_bits, assert_same, digits, naive_mean, net
+from tests.loop.test_window_average import tensors as kinds_of_tensors
+from wima.averaging import WIMA, Watch
+
+AUTO = partial(wima.WindowAverage, window="auto")
+KINDS = [
+    ((5,), torch.float32, "trained"),
+    ((2, 2), torch.float64, "trained"),
+    ((3,), torch.bfloat16, "trained"),
+    ((4,), torch.float32, "buffer"),
+    ((2,), torch.float16, "frozen"),
+]
+
+
+class Reference:
+    """The rule of simulations, fed with flat float64 models and the gradients at them."""
+
+    def __init__(self, average: wima.WindowAverage, model: nn.Module) -> None:
+        self.names, self.model = average.names, model
+        self.watch = Watch({"auto": WIMA("auto")}, self.flat())
+
+    def flat(self, gradients: dict[str, Tensor] | None = None) -> Tensor:
+        now: dict[str, Tensor] = dict(self.model.named_parameters())
+        now |= dict(self.model.named_buffers())
+        source = now if gradients is None else gradients
+        zeros = {name: torch.zeros_like(now[name]) for name in self.names}
+        parts = [source.get(name, zeros[name]).detach() for name in self.names]
+        return torch.cat([part.reshape(-1).double() for part in parts])
+
+    def update(self, gradients: dict[str, Tensor] | None) -> None:
+        self.watch.update(self.flat(), None if gradients is None else self.flat(gradients))
+
+    def assert_same(self, average: wima.WindowAverage) -> None:
+        """To the bit, in each tensor's dtype."""
+        mean = self.watch.vector("auto")
+        for tensor in average.tensors().values():
+            expected, mean = mean[: tensor.numel()], mean[tensor.numel() :]
+            assert torch.equal(tensor.reshape(-1), expected.to(tensor.dtype))
+        assert average.n_averaged == self.watch.used()["auto"]
+
+
+def set_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Gradients towards 0, with noise: around there, long windows are best."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            noise = torch.randn_like(parameter)
+            parameter.grad = parameter.detach().clone() + noise
+    named = model.named_parameters()
+    return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def step(model: Odd) -> dict[str, Tensor]:
+    """SGD around 0; the gradients that it used."""
+    gradients = set_gradients(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.3 * parameter.grad
+    return gradients
+
+
+@how(max_examples=15, deadline=None)
+@given(kinds_of_tensors, st.integers(1, 4), st.sampled_from([None, "*"]), st.integers(0, 2**32 - 1))
+def test_the_window_is_that_of_the_rule_and_the_average_the_mean_over_it(kinds, every, parts, seed):
+    torch.manual_seed(seed)
+    model = Odd([((6,), torch.float32, "trained"), *kinds])
+    average, copies = AUTO(model, every=every, parts=parts), []
+    reference = Reference(average, model)
+    assert average.n_averaged == 0 and average.windows == ()
+    assert_bits(average.model_state(), model.state_dict())
+    for number in range(120):
+        gradients = step(model)
+        if number % every == 0:
+            at_newest = gradients  # the first step from the model that was taken in
+        average.update()
+        if (number + 1) % every == 0:
+            reference.update(at_newest)
+            copies.append(copy.deepcopy(model))
+    reference.assert_same(average)
+    expected = naive_mean(copies, average.n_averaged)
+    if parts is None:
+        expected |= {n: p for n, p in model.named_parameters() if not p.requires_grad}
+    assert_same(average.model_state(), expected)
+
+
+def test_around_an_optimum_the_window_grows_and_on_the_way_it_is_short():
+    torch.manual_seed(0)
+
+    def used(lr: float) -> int:
+        model = nn.ParameterList([torch.full((200,), 100.0)])
+        average = AUTO(model)
+        for _ in range(200):
+            set_gradients(model)
+            with torch.no_grad():
+                model[0] -= lr * model[0].grad
+            average.update()
+        return average.n_averaged
+
+    assert used(0.5) > 10 * used(0.001)
+
+
+def backward(loss: Callable[[], Tensor], model: nn.Module) -> None:
+    loss().backward()
+
+
+def accumulated(loss: Callable[[], Tensor], model: nn.Module) -> None:
+    for _ in range(3):
+        (loss() / 3).backward()
+
+
+def clipped(loss: Callable[[], Tensor], model: nn.Module) -> None:
+    loss().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+
+NESTEROV = partial(torch.optim.SGD, momentum=0.9, nesterov=True, foreach=False)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "optimizer"),
+    [
+        (backward, torch.optim.SGD),
+        (backward, NESTEROV),
+        (clipped, torch.optim.Adam),
+        (accumulated, torch.optim.Adam),
+    ],
+)
+def test_gradients_are_those_that_the_optimizer_saw_and_training_does_not_change(
+    gradients, optimizer
+):
+    x, y = digits()
+
+    def train(watched: bool) -> nn.Module:
+        model, draw = net(), torch.Generator().manual_seed(1)
+        steps = optimizer(model.parameters(), lr=0.01)
+        average = AUTO(model)
+        reference = Reference(average, model)
+
+        def loss() -> Tensor:
+            batch = torch.randint(len(x), (8,), generator=draw)
+            return nn.functional.cross_entropy(model(x[batch]), y[batch])
+
+        for _ in range(60):
+            steps.zero_grad()
+            gradients(loss, model)
+            seen = {name: p.grad.clone() for name, p in model.named_parameters()}
+            steps.step()
+            if watched:
+                average.update()
+                reference.update(seen)
+        if watched:
+            reference.assert_same(average)
+        return model
+
+    assert_bits(train(True).state_dict(), train(False).state_dict())
+
+
+def scaled(scaler: torch.amp.GradScaler) -> wima.WindowAverage:
+    """SGD in double precision with a gradient scaler; every fifth loss is infinite."""
+    torch.manual_seed(0)
+    model = Odd(KINDS[1:2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = AUTO(model)
+    reference = Reference(average, model)
+    for number in range(40):
+        optimizer.zero_grad()
+        factor = float("inf") if number % 5 == 2 else 1.0
+        scaler.scale((model.t0 - torch.randn(2, 2).double()).square().sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        finite = bool(model.t0.grad.isfinite().all())
+        assert finite == (factor == 1.0)
+        average.update()
+        reference.update({"t0": model.t0.grad} if finite else None)
+    reference.assert_same(average)
+    return average
+
+
+def test_steps_that_a_gradient_scaler_skipped_are_not_judged_and_its_scale_changes_nothing():
+    scaler = partial(torch.amp.GradScaler, "cpu", growth_interval=2)
+    averages = [scaled(scaler(init_scale=scale)) for scale in (1.0, 2.0**16)]
+    assert averages[0].n_averaged > 1
+    assert_bits(*(average.model_state() for average in averages))
+
+
+def test_sparse_gradients_and_parameters_without_one_count_as_zeros():
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Embedding(9, 2, sparse=True), nn.Linear(2, 1), nn.Linear(3, 1)])
+    average = AUTO(model)
+    reference = Reference(average, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        model[1](model[0](torch.randint(9, (3,)))).square().mean().backward()
+        optimizer.step()
+        average.update()
+        used = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
+        assert model[0].weight.grad.is_sparse and model[2].weight.grad is None
+        reference.update(used)
+    reference.assert_same(average)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_were_zeroed_too_early_are_an_error(set_to_none):
+    model = Odd(KINDS)
+    average = AUTO(model)
+    step(model)
+    average.update()  # the gradients at the initial model are not needed
+    step(model)
+    model.zero_grad(set_to_none=set_to_none)
+    with pytest.raises(wima.UsageError, match=r"after optimizer.step\(\) and before zero_grad"):
+        average.update()
+    assert average.calls == 1
+    step(model)
+    average.update()
+    model.zero_grad(set_to_none=set_to_none)
+    average.update()  # once there were some, a step may be without
+    assert average.calls == 3
+
+
+def through_torch_save(first: wima.WindowAverage, second: wima.WindowAverage, _: Any) -> None:
+    buffer = io.BytesIO()
+    torch.save(first.state_dict(), buffer)
+    buffer.seek(0)
+    second.load_state_dict(torch.load(buffer, weights_only=True))
+
+
+def through_files(first: wima.WindowAverage, second: wima.WindowAverage, folder: Any) -> None:
+    first.save(folder / "saved")
+    second.load(folder / "saved")
+
+
+def directly(first: wima.WindowAverage, second: wima.WindowAverage, _: Any) -> None:
+    second.load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("move", [through_torch_save, through_files, directly])
+@pytest.mark.parametrize(("every", "stop"), [(1, 25), (3, 25), (3, 27), (5, 2)])
+def test_an_average_resumes_to_the_bit(move, every, stop, tmp_path):
+    torch.manual_seed(0)
+    model = Odd(KINDS)
+    whole, first, second = (AUTO(model, every=every) for _ in range(3))
+    for _ in range(stop):
+        step(model)
+        whole.update()
+        first.update()
+    move(first, second, tmp_path)
+    for _ in range(40):
+        step(model)
+        for average in (whole, second, first):  # the first goes on too: nothing is shared
+            average.update()
+        assert second.n_averaged == whole.n_averaged == first.n_averaged
+    assert whole.n_averaged > 1
+    for average in (second, first):
+        assert_bits(average.model_state(), whole.model_state())
+        assert_bits(average.state_dict()["rows"], whole.state_dict()["rows"])
+
+
+def test_saving_again_replaces_what_was_saved(tmp_path):
+    torch.manual_seed(0)
+    model = Odd(KINDS)
+    average = AUTO(model)
+    for _ in range(3):
+        for _ in range(10):
+            step(model)
+            average.update()
+        average.save(tmp_path / "saved")
+        again = AUTO(model)
+        again.load(tmp_path / "saved")
+        assert_bits(again.model_state(), average.model_state())
+        files = [p.name for p in (tmp_path / "saved").iterdir()]
+        assert len(files) == 1 + len(average.state_dict()["rows"])
+
+
+def test_what_was_saved_of_another_kind_of_window_or_model_or_damaged_is_refused(tmp_path):
+    model = Odd(KINDS)
+    average, ring = AUTO(model), wima.WindowAverage(model, 3)
+    for one, name in ((average, "auto"), (ring, "ring")):
+        step(model)
+        one.update()
+        one.save(tmp_path / name)
+    for load in (lambda a, b, n: a.load(tmp_path / n), lambda a, b, _: a.load_state_dict(b)):
+        with pytest.raises(wima.UsageError, match=r"are past models.* but sums, of window='auto'"):
+            load(average, ring.state_dict(), "ring")
+        with pytest.raises(wima.UsageError, match=r"are sums.*'auto', but past models.* expected"):
+            load(ring, average.state_dict(), "auto")
+        with pytest.raises(wima.UsageError, match="t1 is not averaged here"):
+            load(AUTO(Odd(KINDS[:1])), average.state_dict(), "auto")
+    largest = max((tmp_path / "auto").glob("auto-*"), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[-1] ^= 1
+    largest.write_bytes(content)
+    with pytest.raises(wima.RunError, match="damaged"):
+        average.load(tmp_path / "auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": torch.bfloat16}, "keeps float64 sums in memory, and no models: leave out dtype"),
+        ({"folder": "past"}, "leave out folder"),
+        ({"shape": "sqrt", "dtype": torch.float16}, "leave out dtype, shape"),
+        ({"window": "automatic"}, "positive integer or several, got 'automatic'"),
+        ({"window": [10, "auto"]}, "positive integer or several, got 'auto'"),
+    ],
+)
+def test_options_that_need_past_models_are_refused(options, message):
+    with pytest.raises(wima.UsageError, match=message):
+        AUTO(net(), **options)
+
+
+def test_other_windows_than_the_chosen_one_cannot_be_asked_for():
+    average = AUTO(net())
+    for ask in (average.tensors, average.model_state, lambda window: average.copy_to(net(), 50)):
+        with pytest.raises(wima.UsageError, match="window=50: window='auto' keeps sums"):
+            ask(50)
+    with pytest.raises(wima.UsageError, match="keeps sums"), average.applied(50):
+        pass
+    with pytest.raises(wima.UsageError, match="by gradients, and arrays have none"):
+        wima.ArrayWindow("auto")
+
+
+def test_the_average_is_put_into_the_model_and_taken_out_again():
+    torch.manual_seed(0)
+    model = Odd(KINDS)
+    average = AUTO(model)
+    for _ in range(30):
+        step(model)
+        average.update()
+    before, mean = copy.deepcopy(model.state_dict()), average.model_state()
+    with average.applied():
+        assert_bits(model.state_dict(), mean)
+        with pytest.raises(wima.UsageError, match="inside applied"):
+            average.update()
+    assert_bits(model.state_dict(), before)
+    other = copy.deepcopy(model)
+    average.copy_to(other)
+    assert_bits(other.state_dict(), mean)
+
+
+def test_sums_are_kept_on_the_device_that_was_asked_for():
+    model = net()
+    average = AUTO(model, device="meta")  # stands in for a GPU
+    average.update()
+    rows = average.state_dict()["rows"].values()
+    assert {row.device.type for row in rows if len(row) > 1000} == {"meta"}
