@@ -209,6 +209,17 @@ def test_averaging_in_a_loop_is_measured() -> None:
     assert float(result["tables"][0]["rows"][0][2]) == 1  # the copy, over itself
 
 
+def test_the_window_that_chooses_itself_is_measured_in_a_loop(monkeypatch) -> None:
+    from benchmarks.micro import loop_auto
+
+    plain = {
+        name: loop for name, loop in loop_auto.LOOPS.items() if name.startswith(("SGD", "Adam"))
+    }
+    monkeypatch.setattr(loop_auto, "LOOPS", plain)
+    result = loop_auto.measure(2, epochs=1)
+    assert [row[0] for row in result["tables"][0]["rows"]] == list(plain)
+
+
 @pytest.mark.parametrize("name", ["digits", "femnist", "cifar"])
 def test_peers_train_the_function_that_wima_trains(name):
     data = generate(replace(WORKLOADS[name], samples=1))
