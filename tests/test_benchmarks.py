@@ -212,12 +212,9 @@ def test_averaging_in_a_loop_is_measured() -> None:
 def test_the_window_that_chooses_itself_is_measured_in_a_loop(monkeypatch) -> None:
     from benchmarks.micro import loop_auto
 
-    plain = {
-        name: loop for name, loop in loop_auto.LOOPS.items() if name.startswith(("SGD", "Adam"))
-    }
-    monkeypatch.setattr(loop_auto, "LOOPS", plain)
-    result = loop_auto.measure(2, epochs=1)
-    assert [row[0] for row in result["tables"][0]["rows"]] == list(plain)
+    monkeypatch.setattr(loop_auto, "LOOPS", {"SGD": loop_auto.LOOPS["SGD"]})
+    result = loop_auto.measure(1, epochs=1)
+    assert [row[0] for row in result["tables"][0]["rows"]] == ["SGD"]
 
 
 @pytest.mark.parametrize("name", ["digits", "femnist", "cifar"])

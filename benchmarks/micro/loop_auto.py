@@ -59,8 +59,8 @@ def measure(turns: int, epochs: int = EPOCHS) -> dict[str, Any]:
     text = (
         f"Digits, half of them held out; MLP 64-64-10, batches of {BATCH}, {epochs} epochs, "
         f"constant learning rates: {RATE} for SGD, {RATE * (1 - MOMENTUM):.2f} with momentum "
-        f"{MOMENTUM}, {ADAM_RATE} for Adam, whose gradients are clipped to norm {CLIP}. Accuracy in "
-        "% on the held-out half after the last step: mean ± standard deviation over seeds "
+        f"{MOMENTUM}, {ADAM_RATE} for Adam, whose gradients are clipped to norm {CLIP}. Accuracy "
+        "in % on the held-out half after the last step: mean ± standard deviation over seeds "
         f"0 to {turns - 1}, each with a split of its own."
     )
     title = "The window that chooses itself, in training loops"
