@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +15,9 @@ from hypothesis import given, settings as how, strategies as st
 from torch import Tensor, nn
 
 import wima
+from tests.helpers.commands import printed
 from tests.helpers.modules import Odd, assert_bits, assert_same, digits, naive_mean, net
+from tests.helpers.paths import ROOT
 from tests.loop.test_window_average import tensors as kinds_of_tensors
 from wima.averaging import WIMA, Watch
 
@@ -296,9 +299,9 @@ def test_what_was_saved_of_another_kind_of_window_or_model_or_damaged_is_refused
         one.update()
         one.save(tmp_path / name)
     for load in (lambda a, b, n: a.load(tmp_path / n), lambda a, b, _: a.load_state_dict(b)):
-        with pytest.raises(wima.UsageError, match=r"are past models.* but sums, of window='auto'"):
+        with pytest.raises(wima.UsageError, match=r"saved is the past models .*, but the sums of"):
             load(average, ring.state_dict(), "ring")
-        with pytest.raises(wima.UsageError, match=r"are sums.*'auto', but past models.* expected"):
+        with pytest.raises(wima.UsageError, match=r"saved is the sums .*, but the past models"):
             load(ring, average.state_dict(), "auto")
         with pytest.raises(wima.UsageError, match="t1 is not averaged here"):
             load(AUTO(Odd(KINDS[:1])), average.state_dict(), "auto")
@@ -360,3 +363,11 @@ def test_sums_are_kept_on_the_device_that_was_asked_for():
     average.update()
     rows = average.state_dict()["rows"].values()
     assert {row.device.type for row in rows if len(row) > 1000} == {"meta"}
+
+
+def test_the_example_shows_all_models():
+    path = ROOT / "examples" / "training_loop.py"
+    last = printed(f"import runpy\nrunpy.run_path({str(path)!r})").splitlines()[-1]
+    assert re.fullmatch(r"step 600: plain \S+, wima10 \S+, wima100 \S+, auto \S+ .W = \d+.", last)
+    plain, auto = (float(re.search(rf"{name} ([\d.]+)", last)[1]) for name in ("plain", "auto"))
+    assert plain > 0.8 and auto > 0.9  # ten classes

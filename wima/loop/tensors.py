@@ -145,9 +145,9 @@ class TensorRing:
 
 def check_fits(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raise unless the saved values are of the same kind, and of the same tensors."""
-    kinds = {"fixed": "past models, of a fixed window", "auto": "sums, of window='auto'"}
+    kinds = {"fixed": "the past models of a fixed window", "auto": "the sums of window='auto'"}
     here, there = (kinds[about.get("kind", "fixed")] for about in (ours, saved))
-    check(here == there, f"What was saved are {there}, but {here} are expected here.")
+    check(here == there, f"What was saved is {there}, but {here} are kept here.")
     tensors = ours["tensors"], dict(saved["tensors"])
     for name in {**tensors[0], **tensors[1]}:
         here, there = (about.get(name, "not averaged") for about in tensors)
