@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import io
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -16,66 +14,10 @@ from torch import Tensor, nn
 
 import wima
 from tests.helpers.commands import printed
+from tests.helpers.gradients import AUTO, KINDS, Reference, set_gradients, step
 from tests.helpers.modules import Odd, assert_bits, assert_same, digits, naive_mean, net
 from tests.helpers.paths import ROOT
 from tests.loop.test_window_average import tensors as kinds_of_tensors
-from wima.averaging import WIMA, Watch
-
-AUTO = partial(wima.WindowAverage, window="auto")
-KINDS = [
-    ((5,), torch.float32, "trained"),
-    ((2, 2), torch.float64, "trained"),
-    ((3,), torch.bfloat16, "trained"),
-    ((4,), torch.float32, "buffer"),
-    ((2,), torch.float16, "frozen"),
-]
-
-
-class Reference:
-    """The rule of simulations, fed with flat float64 models and the gradients at them."""
-
-    def __init__(self, average: wima.WindowAverage, model: nn.Module) -> None:
-        self.names, self.model = average.names, model
-        self.watch = Watch({"auto": WIMA("auto")}, self.flat())
-
-    def flat(self, gradients: dict[str, Tensor] | None = None) -> Tensor:
-        now: dict[str, Tensor] = dict(self.model.named_parameters())
-        now |= dict(self.model.named_buffers())
-        source = now if gradients is None else gradients
-        zeros = {name: torch.zeros_like(now[name]) for name in self.names}
-        parts = [source.get(name, zeros[name]).detach() for name in self.names]
-        return torch.cat([part.reshape(-1).double() for part in parts])
-
-    def update(self, gradients: dict[str, Tensor] | None) -> None:
-        self.watch.update(self.flat(), None if gradients is None else self.flat(gradients))
-
-    def assert_same(self, average: wima.WindowAverage) -> None:
-        """To the bit, in each tensor's dtype."""
-        mean = self.watch.vector("auto")
-        for tensor in average.tensors().values():
-            expected, mean = mean[: tensor.numel()], mean[tensor.numel() :]
-            assert torch.equal(tensor.reshape(-1), expected.to(tensor.dtype))
-        assert average.n_averaged == self.watch.used()["auto"]
-
-
-def set_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Gradients towards 0, with noise: around there, long windows are best."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            noise = torch.randn_like(parameter)
-            parameter.grad = parameter.detach().clone() + noise
-    named = model.named_parameters()
-    return {name: p.grad.clone() for name, p in named if p.grad is not None}
-
-
-def step(model: Odd) -> dict[str, Tensor]:
-    """SGD around 0; the gradients that it used."""
-    gradients = set_gradients(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter -= 0.3 * parameter.grad
-    return gradients
 
 
 @how(max_examples=15, deadline=None)
@@ -235,82 +177,6 @@ def test_gradients_that_were_zeroed_too_early_are_an_error(set_to_none):
     model.zero_grad(set_to_none=set_to_none)
     average.update()  # once there were some, a step may be without
     assert average.calls == 3
-
-
-def through_torch_save(first: wima.WindowAverage, second: wima.WindowAverage, _: Any) -> None:
-    buffer = io.BytesIO()
-    torch.save(first.state_dict(), buffer)
-    buffer.seek(0)
-    second.load_state_dict(torch.load(buffer, weights_only=True))
-
-
-def through_files(first: wima.WindowAverage, second: wima.WindowAverage, folder: Any) -> None:
-    first.save(folder / "saved")
-    second.load(folder / "saved")
-
-
-def directly(first: wima.WindowAverage, second: wima.WindowAverage, _: Any) -> None:
-    second.load_state_dict(first.state_dict())
-
-
-@pytest.mark.parametrize("move", [through_torch_save, through_files, directly])
-@pytest.mark.parametrize(("every", "stop"), [(1, 25), (3, 25), (3, 27), (5, 2)])
-def test_an_average_resumes_to_the_bit(move, every, stop, tmp_path):
-    torch.manual_seed(0)
-    model = Odd(KINDS)
-    whole, first, second = (AUTO(model, every=every) for _ in range(3))
-    for _ in range(stop):
-        step(model)
-        whole.update()
-        first.update()
-    move(first, second, tmp_path)
-    for _ in range(40):
-        step(model)
-        for average in (whole, second, first):  # the first goes on too: nothing is shared
-            average.update()
-        assert second.n_averaged == whole.n_averaged == first.n_averaged
-    assert whole.n_averaged > 1
-    for average in (second, first):
-        assert_bits(average.model_state(), whole.model_state())
-        assert_bits(average.state_dict()["rows"], whole.state_dict()["rows"])
-
-
-def test_saving_again_replaces_what_was_saved(tmp_path):
-    torch.manual_seed(0)
-    model = Odd(KINDS)
-    average = AUTO(model)
-    for _ in range(3):
-        for _ in range(10):
-            step(model)
-            average.update()
-        average.save(tmp_path / "saved")
-        again = AUTO(model)
-        again.load(tmp_path / "saved")
-        assert_bits(again.model_state(), average.model_state())
-        files = [p.name for p in (tmp_path / "saved").iterdir()]
-        assert len(files) == 1 + len(average.state_dict()["rows"])
-
-
-def test_what_was_saved_of_another_kind_of_window_or_model_or_damaged_is_refused(tmp_path):
-    model = Odd(KINDS)
-    average, ring = AUTO(model), wima.WindowAverage(model, 3)
-    for one, name in ((average, "auto"), (ring, "ring")):
-        step(model)
-        one.update()
-        one.save(tmp_path / name)
-    for load in (lambda a, b, n: a.load(tmp_path / n), lambda a, b, _: a.load_state_dict(b)):
-        with pytest.raises(wima.UsageError, match=r"saved is the past models .*, but the sums of"):
-            load(average, ring.state_dict(), "ring")
-        with pytest.raises(wima.UsageError, match=r"saved is the sums .*, but the past models"):
-            load(ring, average.state_dict(), "auto")
-        with pytest.raises(wima.UsageError, match="t1 is not averaged here"):
-            load(AUTO(Odd(KINDS[:1])), average.state_dict(), "auto")
-    largest = max((tmp_path / "auto").glob("auto-*"), key=lambda path: path.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[-1] ^= 1
-    largest.write_bytes(content)
-    with pytest.raises(wima.RunError, match="damaged"):
-        average.load(tmp_path / "auto")
 
 
 @pytest.mark.parametrize(
