@@ -1,4 +1,4 @@
-"""A plain training loop with the window average; evaluation shows both models."""
+"""A plain training loop with the window average; evaluation shows all models."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -15,6 +15,7 @@ train, test = order[:1400], order[1400:]
 model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 average = wima.WindowAverage(model, window=[10, 100])
+auto = wima.WindowAverage(model, window="auto")
 
 
 def accuracy() -> float:
@@ -30,9 +31,12 @@ for step in range(1, 601):
     nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
     optimizer.step()
     average.update()
+    auto.update()  # before gradients are zeroed: they choose the window
     if step % 100 == 0:
         shown = [f"step {step}: plain {accuracy():.3f}"]
         for window in average.windows:
             with average.applied(window):
                 shown.append(f"wima{window} {accuracy():.3f}")
+        with auto.applied():
+            shown.append(f"auto {accuracy():.3f} (W = {auto.n_averaged})")
         print(", ".join(shown))

@@ -212,6 +212,14 @@ def test_averaging_in_a_loop_is_measured() -> None:
     assert float(result["tables"][0]["rows"][0][2]) == 1  # the copy, over itself
 
 
+def test_the_window_that_chooses_itself_is_measured_in_a_loop(monkeypatch) -> None:
+    from benchmarks.micro import loop_auto
+
+    monkeypatch.setattr(loop_auto, "LOOPS", {"SGD": loop_auto.LOOPS["SGD"]})
+    result = loop_auto.measure(1, epochs=1)
+    assert [row[0] for row in result["tables"][0]["rows"]] == ["SGD"]
+
+
 @pytest.mark.parametrize("name", ["digits", "femnist", "cifar"])
 def test_peers_train_the_function_that_wima_trains(name):
     data = generate(replace(WORKLOADS[name], samples=1))

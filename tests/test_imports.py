@@ -23,7 +23,7 @@ ROOMS = {
     "task": "core data",
     "algorithms": "core",
     "averaging": "core storage",
-    "loop": "core storage",
+    "loop": "core storage averaging",
     "engine": "core storage data task algorithms",
     "simulation": "core storage data task algorithms averaging engine",
     "runs": "core storage data models task algorithms averaging engine simulation",

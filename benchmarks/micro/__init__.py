@@ -23,6 +23,7 @@ MICRO: dict[str, Callable[[int], dict[str, Any]]] = {
         "storage",
         "average_files",
         "loop",
+        "loop_auto",
         "report",
         "flower",
     )

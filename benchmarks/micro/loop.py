@@ -82,7 +82,7 @@ def _cases(
 
 def _update(average: wima.WindowAverage) -> Callable[[], object]:
     """An update that stays within the first rows of the ring, all of which were written before."""
-    ring, window = average._ring, average.windows[-1]
+    ring, window = average._past, average.windows[-1]
 
     def step() -> None:
         if ring.count % window >= TOUCHED:

@@ -8,6 +8,24 @@ from functools import cache
 from tests.helpers.commands import printed
 from tests.helpers.paths import ROOT
 
+# For the scripts: what window="auto" makes of models and of the gradients that led to each.
+RULE = """
+import torch
+from wima.averaging import WIMA, Watch
+
+
+def copies(tensors):
+    return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+
+
+def follows_the_rule(average, models, gradients):
+    watch = Watch({"auto": WIMA("auto")}, models[0])
+    for model, gradient in zip(models, gradients, strict=True):
+        watch.update(model, gradient)
+    return (torch.equal(copies(average.tensors().values()), watch.vector("auto").float().double())
+            and average.n_averaged == watch.used()["auto"] > 1)
+"""
+
 
 @cache
 def trained(code: str, example: str = "", python: str = sys.executable) -> str:

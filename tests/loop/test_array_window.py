@@ -143,7 +143,7 @@ def test_a_value_needs_an_update_and_a_window_that_is_kept():
     with pytest.raises(wima.UsageError, match="No value was taken in yet"):
         average.value()
     average.update(1.0)
-    with pytest.raises(wima.UsageError, match="the last 2 values are kept"):
+    with pytest.raises(wima.UsageError, match="window=3: the last 2 are kept"):
         average.value(3)
 
 

@@ -6,11 +6,13 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.helpers.frameworks import accuracies, trained
+from tests.helpers.frameworks import RULE, accuracies, trained
 
 needs_lightning = pytest.mark.skipif(not find_spec("lightning"), reason="no lightning")
 
-LIGHTNING = """
+LIGHTNING = (
+    RULE
+    + """
 import logging, warnings
 import lightning.pytorch as pl
 import torch
@@ -29,7 +31,7 @@ class Module(pl.LightningModule):
         self.net, self.seen, self.validated = nn.Linear(4, 2), [], []
 
     def training_step(self, batch, _):
-        return self.net(batch[0]).square().mean()
+        return (self.net(batch[0]) - batch[0][:, :2].abs()).square().mean()  # never fitted
 
     def on_before_zero_grad(self, optimizer):
         self.seen.append(self.net.weight.detach().clone())
@@ -43,7 +45,7 @@ class Module(pl.LightningModule):
     fails = False
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
 data = DataLoader(TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(1))), 4)
@@ -104,11 +106,38 @@ assert second.average.calls == 18
 for a, b in zip(whole.average.tensors().values(), second.average.tensors().values()):
     assert torch.equal(a, b)
 
+
+# Gradients choose the window: those of a step of the optimizer, of one batch or of several.
+class Noted(pl.Callback):
+    def __init__(self):
+        self.models, self.gradients = [], []
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        self.gradients.append(copies(p.grad for p in module.parameters()))
+
+    def on_before_zero_grad(self, trainer, module, optimizer):
+        self.models.append(copies(module.parameters()))
+
+
+for accumulated in (1, 2):
+    noted, auto = Noted(), WindowAveraging(window="auto")
+    module, _ = fit([noted, auto], epochs=6, accumulate_grad_batches=accumulated)
+    models = [*noted.models[1:], copies(module.parameters())]
+    assert follows_the_rule(auto.average, models, noted.gradients)
+fit([WindowAveraging(window="auto")], epochs=4, path="save")
+again = WindowAveraging(window="auto")
+resumed, _ = fit([again], epochs=6, path=str(Path(FOLDER) / "last-v1.ckpt"))
+whole = WindowAveraging(window="auto")
+fit([whole], epochs=6)
+assert again.average.calls == whole.average.calls
+assert torch.equal(*(copies(a.average.tensors().values()) for a in (again, whole)))
+
 try:
     WindowAveraging().average
 except ValueError as error:
     print(error)
 """
+)
 
 
 @needs_lightning

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.frameworks import trained
+from tests.helpers.frameworks import RULE, trained
 
 PFL = Path.home() / ".cache" / "wima-benchmarks" / "pfl" / "bin" / "python"
 
-PFL_RUN = """
+PFL_RUN = (
+    RULE
+    + """
 import sys
 import numpy as np
 import torch
@@ -54,10 +56,11 @@ users = {i: [torch.randn(6, 4, generator=draw), torch.arange(6) % 2] for i in ra
 
 class Walk(TrainingProcessCallback):
     def __init__(self):
-        self.seen = []
+        self.seen, self.models = [], []
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         self.seen.append(model.pytorch_model.net.weight.detach().clone())
+        self.models.append(copies(model.pytorch_model.parameters()))
         return False, Metrics()
 
 
@@ -82,7 +85,7 @@ def train(rounds, window=None, folder=None):
         SimulatedBackend(training_data=dataset, val_data=dataset), model,
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.1, local_batch_size=6),
         callbacks=callbacks, send_metrics_to_platform=False)
-    return module, averaging and averaging.average, walk.seen
+    return module, averaging and averaging.average, walk
 
 
 plain, _, _ = train(8)
@@ -93,14 +96,27 @@ assert torch.equal(watched.evaluated[-1], average.tensors()["net.weight"])
 
 import tempfile
 folder = tempfile.mkdtemp()
-_, _, before = train(5, window=7, folder=folder)
-_, again, after = train(8, window=7, folder=folder)  # begins with the iteration that was saved in
+before = train(5, window=7, folder=folder)[2].seen
+_, again, walk = train(8, window=7, folder=folder)  # begins with the iteration that was saved in
+after = walk.seen
 walk = [*before, *after]
 assert len(before) == 5 and len(after) < 7 and again.calls == len(walk)
 mean = torch.stack(walk[-7:]).double().mean(0).float()
 torch.testing.assert_close(again.tensors()["net.weight"], mean)
+
+# The model holds the mean of the clients' updates as its gradient, which chooses the window.
+# The central rate is 1 here, so that the update is also the difference of two models.
+_, auto, walked = train(60, window="auto")
+start = copies(Net().parameters())
+deltas = [a - b for a, b in zip([start, *walked.models], walked.models)]
+watch = Watch({"auto": WIMA("auto")}, start)
+for model, delta in zip(walked.models, deltas):
+    watch.update(model, delta)
+torch.testing.assert_close(copies(auto.tensors().values()), watch.vector("auto"), atol=1e-6, rtol=0)
+assert auto.n_averaged == watch.used()["auto"] > 1
 print("pfl restored")
 """
+)
 
 
 def test_pfl_trains_the_same_evaluates_the_average_and_restores():

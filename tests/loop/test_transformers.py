@@ -6,18 +6,20 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.helpers.frameworks import accuracies, trained
+from tests.helpers.frameworks import RULE, accuracies, trained
 
 needs_transformers = pytest.mark.skipif(
     not (find_spec("transformers") and find_spec("accelerate")), reason="no transformers"
 )
 
-TRAINER = """
+TRAINER = (
+    RULE
+    + """
 import sys, tempfile, warnings
 from pathlib import Path
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from wima.loop.callbacks.transformers import WindowAveraging
 
 
@@ -38,13 +40,13 @@ draw = torch.Generator().manual_seed(1)
 data = [{"x": torch.randn(4, generator=draw), "labels": torch.tensor(k % 2)} for k in range(24)]
 
 
-def train(window=None, epochs=2, folder=None, resume=None, evals=data):
+def train(window=None, epochs=2, folder=None, resume=None, evals=data, noted=None):
     arguments = TrainingArguments(
         output_dir=folder or tempfile.mkdtemp(), num_train_epochs=epochs, learning_rate=0.1,
         per_device_train_batch_size=2, gradient_accumulation_steps=2, optim="sgd", use_cpu=True,
         lr_scheduler_type="constant", per_device_eval_batch_size=24, eval_strategy="epoch",
         save_strategy="epoch", report_to="none", disable_tqdm=True)
-    trainer = Trainer(Net(), arguments, train_dataset=data, eval_dataset=evals)
+    trainer = Trainer(Net(), arguments, train_dataset=data, eval_dataset=evals, callbacks=noted)
     if window:
         trainer.wima = WindowAveraging(trainer, window=window)
         trainer.add_callback(trainer.wima)
@@ -78,11 +80,33 @@ assert again.wima.average.calls == 18
 for a, b in zip(whole.wima.average.tensors().values(), again.wima.average.tensors().values()):
     assert torch.equal(a, b)
 
+
+# Gradients choose the window: those that the optimizer steps with, accumulated and clipped.
+class Noted(TrainerCallback):
+    def __init__(self):
+        self.models, self.gradients = [], []
+
+    def on_pre_optimizer_step(self, args, state, control, model, **_):
+        self.gradients.append(copies(p.grad for p in model.parameters()))
+
+    def on_step_end(self, args, state, control, model, **_):
+        self.models.append(copies(model.parameters()))
+
+
+noted, folder = Noted(), tempfile.mkdtemp()
+auto = train(window="auto", epochs=6, noted=[noted])
+assert follows_the_rule(auto.wima.average, noted.models, noted.gradients)
+train(window="auto", epochs=4, folder=folder)
+again = train(window="auto", epochs=6, folder=folder, resume=True)
+assert again.wima.average.calls == auto.wima.average.calls
+assert torch.equal(*(copies(t.wima.average.tensors().values()) for t in (again, auto)))
+
 try:
     WindowAveraging(plain).average
 except ValueError as error:
     print(error)
 """
+)
 
 
 @needs_transformers

@@ -185,7 +185,7 @@ def test_other_devices_get_one_vector_and_one_transfer():
     average = wima.WindowAverage(model, 3, device="meta")  # stands in for a GPU
     for _ in range(4):
         average.update()
-    (stage,) = average._ring._stages.values()
+    (stage,) = average._past._stages.values()
     assert stage.device.type == "cpu" and stage.numel() == sum(
         t.numel() for n, t in model.state_dict().items() if "num_batches" not in n
     )

@@ -18,7 +18,7 @@ def frozen() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (net, {"window": 0}, "window must be a positive integer, got 0"),
+        (net, {"window": 0}, "window must be a positive integer or several, got 0"),
         (net, {"window": []}, "got none"),
         (net, {"every": 1.5}, "every must be a positive integer, got 1.5"),
         (net, {"shape": "sqr"}, "shape must be one of linear, sqrt, cosine, got 'sqr'"),
@@ -70,5 +70,5 @@ def test_changes_of_the_model_are_named():
         average.update()
     with pytest.raises(wima.UsageError, match="does not fit the other model"):
         average.copy_to(nn.Linear(2, 2))
-    with pytest.raises(wima.UsageError, match="the last 3 models are kept"):
+    with pytest.raises(wima.UsageError, match="window=4: the last 3 are kept"):
         average.tensors(4)

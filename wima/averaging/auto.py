@@ -64,7 +64,7 @@ class AutoWindow(Averager):
         there = [n for n in CANDIDATES if n <= _longest(state.buckets.models)]
         new = torch.stack([means[state.buckets.within(n) - 1] - means[0] for n in there])
         rounds, known = state.rounds + 1, slice(0, len(there))
-        judged, scores = state.judged.clone(), state.scores.clone()
+        judged, scores = state.judged.to("cpu", copy=True), state.scores.to("cpu", copy=True)
         judged[known] += 1
         over = judged[known].clamp(max=max(LEAST, RECENT * rounds))
         scores[known] += (new - scores[known]) / over

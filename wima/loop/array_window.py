@@ -43,6 +43,10 @@ class ArrayWindow:
         folder: str | PathLike[str] | None = None,
         shape: str = LINEAR,
     ) -> None:
+        check(
+            str(window) != "auto",
+            "window='auto' chooses W by gradients, and arrays have none: name a number.",
+        )
         self.windows, self.every, self.shape = check_windows(window), every, shape
         check_count("every", every)
         check_shape("shape", shape)
@@ -60,22 +64,22 @@ class ArrayWindow:
         tensors = {path: tensor for path, tensor in found if tensor is not None}
         if self._ring is None:
             check(bool(tensors), f"There is no floating array in {type(arrays).__name__}.")
-            length, dtype, folder = self.windows[-1], self._dtype, self._folder
-            self._ring = TensorRing(tensors, length, dtype=dtype, folder=folder)
+            self._ring = TensorRing(
+                tensors,
+                self.windows[-1],
+                dtype=self._dtype,
+                folder=self._folder,
+                shape=self.shape,
+            )
         _check_alike(self._ring, tensors)
         self._ring.push(tensors)
         self._newest = arrays
 
     def value(self, window: int | None = None) -> Any:
         """The average over the last `window` values, or the largest window; new arrays."""
-        most = self.windows[-1]
-        window = most if window is None else window
-        check_count("window", window)
-        check(window <= most, f"window={window}: the last {most} values are kept, no more.")
         if self._ring is None:
             raise UsageError(f"No value was taken in yet (update is called, every={self.every}).")
-        means = self._ring.mean(min(window, self._ring.held), self.shape)
-        return _rebuild(self._newest, means)
+        return _rebuild(self._newest, self._ring.mean(window))
 
 
 def _children(tree: Any) -> Iterator[tuple[Any, Any]] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wima.core.checks import check_count
 from wima.core.errors import UsageError, check
 from wima.core.shapes import LINEAR
 from wima.core.vector import Layout
@@ -20,7 +21,7 @@ class TensorRing:
     """The last `length` values of a set of named tensors.
 
     Tensors of one dtype lie one after the other in the vectors of one `Ring`.  folder: keep them in
-    a mapped file there.  dtype: keep larger numbers in this one.
+    a mapped file there.  dtype: keep larger numbers in this one.  shape: of the means' weights.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class TensorRing:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         folder: Path | None = None,
+        shape: str = LINEAR,
     ) -> None:
-        self.length, self.names = length, list(tensors)
+        self.length, self.names, self._shape = length, list(tensors), shape
         self._layouts = {
             kind: Layout.of({n: t for n, t in tensors.items() if t.dtype == kind})
             for kind in dict.fromkeys(t.dtype for t in tensors.values())
@@ -55,7 +57,7 @@ class TensorRing:
         """Store copies of the tensors over the oldest ones."""
         for kind, layout in self._layouts.items():
             for name, shape in layout.shapes.items():
-                _check_same(name, kind, shape, tensors[name])
+                check_same(name, kind, shape, tensors[name])
         for kind, layout in self._layouts.items():
             self._write(kind, layout, tensors)
         for ring in self._rings.values():
@@ -77,12 +79,15 @@ class TensorRing:
         return self._stages[kind, device]
 
     @torch.no_grad()
-    def mean(self, n: int, shape: str = LINEAR) -> dict[str, Tensor]:
-        """The mean of the last n values, in the tensors' own dtypes, on the ring's device."""
+    def mean(self, window: int | None = None) -> dict[str, Tensor]:
+        """The mean of the last values, in the tensors' own dtypes; empty before the first one."""
+        n = self.length if window is None else window
+        check_count("window", n)
+        check(n <= self.length, f"window={n}: the last {self.length} are kept, no more.")
         found: dict[str, Tensor] = {}
-        for kind, layout in self._layouts.items():
-            found |= layout.unflatten(self._rings[kind].mean(n, shape))
-        return {name: found[name] for name in self.names}
+        for kind, layout in self._layouts.items() if self.count else ():
+            found |= layout.unflatten(self._rings[kind].mean(min(n, self.held), self._shape))
+        return {name: found[name] for name in self.names if found}
 
     def state(self) -> dict[str, Any]:
         """All of it as tensors, numbers and texts; the tensors are the ring's own memory."""
@@ -123,17 +128,14 @@ class TensorRing:
 
     def _about(self) -> dict[str, Any]:
         tensors = {
-            name: f"{_name(kind)} {list(layout.shapes[name])}"
+            name: describe(kind, layout.shapes[name])
             for kind, layout in self._layouts.items()
             for name in layout.slices
         }
         return {"count": self.count, "length": self.length, "tensors": tensors}
 
     def _check_fits(self, saved: Mapping[str, Any]) -> None:
-        ours, theirs = self._about()["tensors"], dict(saved["tensors"])
-        for name in {**ours, **theirs}:
-            here, there = ours.get(name, "not averaged"), theirs.get(name, "not averaged")
-            check(here == there, f"{name} is {here} here, but was {there} when it was saved.")
+        check_fits(self._about(), saved)
         count, length = saved["count"], saved["length"]
         check(
             self.length <= length or count <= length,
@@ -141,11 +143,28 @@ class TensorRing:
         )
 
 
+def check_fits(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise unless the saved values are of the same kind, and of the same tensors."""
+    kinds = {"fixed": "the past models of a fixed window", "auto": "the sums of window='auto'"}
+    here, there = (kinds[about.get("kind", "fixed")] for about in (ours, saved))
+    check(here == there, f"What was saved is {there}, but {here} are kept here.")
+    tensors = ours["tensors"], dict(saved["tensors"])
+    for name in {**tensors[0], **tensors[1]}:
+        here, there = (about.get(name, "not averaged") for about in tensors)
+        check(here == there, f"{name} is {here} here, but was {there} when it was saved.")
+
+
 def _name(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")
 
 
-def _check_same(name: str, kind: torch.dtype, shape: tuple[int, ...], now: Tensor) -> None:
+def describe(kind: torch.dtype, shape: Sequence[int]) -> str:
+    """A dtype and a shape, as in `float32 [3, 4]`."""
+    return f"{_name(kind)} {list(shape)}"
+
+
+def check_same(name: str, kind: torch.dtype, shape: tuple[int, ...], now: Tensor) -> None:
+    """Raise if a tensor has another dtype or shape than it had."""
     if now.dtype != kind or now.shape != shape:
         was, found = f"{_name(kind)} {shape}", f"{_name(now.dtype)} {tuple(now.shape)}"
         raise UsageError(f"{name} was {was} when averaging began, and is now {found}.")

@@ -14,15 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from wima.core.checks import check_count
+from wima.core.checks import check_count, is_count
 from wima.core.errors import RunError, UsageError, check
 from wima.core.shapes import LINEAR, check_shape
 from wima.loop.parts import choose, unwrap
+from wima.loop.sums import TensorSums
 from wima.loop.tensors import TensorRing
 from wima.storage.manifests import read_manifest, write_manifest
 from wima.storage.segments import Segments
@@ -44,18 +45,20 @@ class WindowAverage:
     An update copies the model into a ring and does nothing else.  The mean is computed on demand,
     in float64, over any window up to the largest.
 
-    window: a number, or several.  every: take each k-th update.  parts: names or patterns of what
-    is averaged (`"head.*"`; the name of a module means all that is in it); without them, all
-    parameters that are trained and, with use_buffers, all floating buffers.  The rest is as the
-    model has it.  dtype: how past models are kept, such as torch.bfloat16.  folder: keep them in a
-    file there and not in memory.  device: where they are kept.  shape: of the decay
-    that the weights stand for, "linear", "sqrt" or "cosine"; see `core.shapes`.
+    window: a number, or several; or "auto", which chooses it anew by the gradients that `update`
+    finds, and keeps a few sums in place of past models; see `averaging.auto`.  every: take each
+    k-th update.  parts: names or patterns of what is averaged (`"head.*"`; the name of a module
+    means all that is in it); without them, all parameters that are trained and, with use_buffers,
+    all floating buffers.  The rest is as the model has it.  dtype: how past models are kept, such
+    as torch.bfloat16.  folder: keep them in a file there and not in memory.  device: where they
+    are kept.  shape: of the decay that the weights stand for, "linear", "sqrt" or "cosine"; see
+    `core.shapes`.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        window: int | Sequence[int] = 100,
+        window: int | Literal["auto"] | Sequence[int] = 100,
         *,
         every: int = 1,
         parts: str | Sequence[str] | None = None,
@@ -65,17 +68,19 @@ class WindowAverage:
         device: torch.device | str = "cpu",
         shape: str = LINEAR,
     ) -> None:
-        self.windows, self.every, self.shape = check_windows(window), every, shape
+        self.windows = () if window == "auto" else check_windows(window)
+        self.every, self.shape = every, shape
         check_count("every", every)
         check_shape("shape", shape)
         self.model, self._module = model, unwrap(model)
         self._owners = choose(self._module, parts, use_buffers)
-        self._ring = TensorRing(
+        self._past = _memory(
             self._tensors(),
-            self.windows[-1],
+            self.windows,
             device=device,
             dtype=dtype,
             folder=Path(folder) if folder else None,
+            shape=shape,
         )
         unnamed = self._module.named_parameters() if parts is None else ()
         self._frozen = [(name, p) for name, p in unnamed if name not in self._owners]
@@ -90,11 +95,14 @@ class WindowAverage:
 
     @property
     def n_averaged(self) -> int:
-        """How many models the largest window holds now."""
-        return self._ring.held
+        """How many models the average is of now: the largest window, or the one that is chosen."""
+        return self._past.held
 
     def update(self) -> None:
-        """Take in the model as it is now; call it after every step of the optimizer."""
+        """Take in the model as it is now; call it after every step of the optimizer.
+
+        With window="auto", before gradients are zeroed: those are the ones at the model before it.
+        """
         check(
             self._depth == 0, "update() inside applied() would average an average; leave it first."
         )
@@ -104,17 +112,18 @@ class WindowAverage:
                 f"{name} was frozen and is now trained: make the WindowAverage afterwards, or name "
                 'what to average (parts="*" is all there is).',
             )
+        tensors = self._tensors()
+        if isinstance(self._past, TensorSums) and self.calls % self.every == 0:
+            self._past.judge(tensors)  # the last call took in the model of these gradients
         self.calls += 1
         if self.calls % self.every == 0:
-            self._ring.push(self._tensors())
+            self._past.push(tensors)
 
     def tensors(self, window: int | None = None) -> dict[str, Tensor]:
         """The average by name, on the model's device: what is averaged and nothing else."""
-        window, now = self._window(window), self._tensors()
-        if self._ring.held == 0:
-            return {name: tensor.detach().clone() for name, tensor in now.items()}
-        means = self._ring.mean(min(window, self._ring.held), self.shape)
-        return {name: mean.to(now[name].device, copy=True) for name, mean in means.items()}
+        now = self._tensors()
+        means = self._past.mean(window) or now
+        return {n: mean.detach().to(now[n].device, copy=True) for n, mean in means.items()}
 
     def model_state(self, window: int | None = None) -> dict[str, Any]:
         """The averaged model as `load_state_dict` takes it; what is not averaged is the model's."""
@@ -152,13 +161,13 @@ class WindowAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to resume: past models and counters; tensors are not copied."""
-        return {"format": FORMAT, "calls": self.calls, **self._ring.state()}
+        return {"format": FORMAT, "calls": self.calls, **self._past.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state."""
         form = state.get("format")
         check(form == FORMAT, f"The state has format {form!r}, this version reads {FORMAT}.")
-        self._ring.load_state(state)
+        self._past.load_state(state)
         self.calls = state["calls"]
 
     def save(self, folder: str | PathLike[str], *, overwrite: bool = False) -> None:
@@ -170,7 +179,7 @@ class WindowAverage:
         if self._store is None or self._store.folder != path:
             _check_free(path, overwrite)
             self._store = Segments(path)
-        saved = self._ring.save(self._store)
+        saved = self._past.save(self._store)
         path.mkdir(parents=True, exist_ok=True)
         write_manifest(path / MANIFEST, {"format": FORMAT, "calls": self.calls, **saved})
         self._store.keep(saved["sums"])
@@ -181,19 +190,11 @@ class WindowAverage:
         check((path / MANIFEST).is_file(), f"{path} holds no window average (no {MANIFEST}).")
         saved, store = read_manifest(path / MANIFEST, FORMAT), Segments(path)
         try:
-            self._ring.load(store, saved)
+            self._past.load(store, saved)
             self.calls = int(saved["calls"])
         except (KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         self._store = store
-
-    def _window(self, window: int | None) -> int:
-        most = self.windows[-1]
-        if window is None:
-            return most
-        check_count("window", window)
-        check(window <= most, f"window={window}: the last {most} models are kept, no more.")
-        return window
 
     def _tensors(self) -> dict[str, Tensor]:
         """What is averaged, as it is now; looked up anew, since `to` and others replace tensors."""
@@ -210,14 +211,28 @@ def _check_free(path: Path, overwrite: bool) -> None:
     check(path.is_dir() or not path.exists(), f"{path} is a file; name a folder.")
     there = [p.name.lstrip(".") for p in path.iterdir()] if path.exists() else []
     check(overwrite or not there, f"{path} exists: name another folder, or overwrite=True.")
-    others = [name for name in there if not name.startswith(("ring-", MANIFEST))]
+    others = [name for name in there if not name.startswith(("ring-", "auto-", MANIFEST))]
     check(not others, f"{path} also holds {', '.join(others[:3])}: name a folder of its own.")
 
 
-def check_windows(window: int | Sequence[int]) -> tuple[int, ...]:
+def _memory(
+    tensors: Mapping[str, Tensor], windows: tuple[int, ...], device: torch.device | str, **how: Any
+) -> TensorRing | TensorSums:
+    """Where past models are kept: in a ring, or in sums if no window was named."""
+    if windows:
+        return TensorRing(tensors, windows[-1], device=device, **how)
+    given = [name for name, value in how.items() if value not in (None, LINEAR)]
+    check(
+        not given,
+        f"window='auto' keeps float64 sums in memory, and no models: leave out {', '.join(given)}.",
+    )
+    return TensorSums(tensors, device)
+
+
+def check_windows(window: int | str | Sequence[int]) -> tuple[int, ...]:
     """The windows in ascending order."""
-    windows = [window] if isinstance(window, int) else list(window)
+    windows = [window] if isinstance(window, int | str) else list(window)
     check(bool(windows), "window must be a positive integer or several, got none.")
     for w in windows:
-        check_count("window", w)
-    return tuple(sorted(set(windows)))
+        check(is_count(w), f"window must be a positive integer or several, got {w!r}.")
+    return tuple(sorted({int(w) for w in windows}))

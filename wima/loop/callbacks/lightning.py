@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -19,7 +19,13 @@ class WindowAveraging(Callback):
     all past models.  Other options are those of `WindowAverage`.
     """
 
-    def __init__(self, window: int | list[int] = 100, *, validate: bool = True, **options: Any):
+    def __init__(
+        self,
+        window: int | Literal["auto"] | list[int] = 100,
+        *,
+        validate: bool = True,
+        **options: Any,
+    ) -> None:
         self._options = {"window": window, **options}
         self._validate = validate
         self._average: WindowAverage | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pfl.callback.base import TrainingProcessCallback
 from pfl.common_types import Saveable
@@ -28,7 +28,7 @@ class WindowAveraging(TrainingProcessCallback, Saveable):  # type: ignore[misc]
     def __init__(
         self,
         model: PyTorchModel,
-        window: int | list[int] = 100,
+        window: int | Literal["auto"] | list[int] = 100,
         *,
         evaluation: TrainingProcessCallback | None = None,
         **options: Any,

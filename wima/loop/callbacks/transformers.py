@@ -8,7 +8,7 @@ trainer.train()                                # each evaluation is followed by 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import (
     Trainer,
@@ -36,7 +36,7 @@ class WindowAveraging(TrainerCallback):
     def __init__(
         self,
         trainer: Trainer,
-        window: int | list[int] = 100,
+        window: int | Literal["auto"] | list[int] = 100,
         *,
         save: bool = True,
         **options: Any,
@@ -60,7 +60,7 @@ class WindowAveraging(TrainerCallback):
         if state.global_step and saved.is_dir():
             self._average.load(saved)
 
-    def on_step_end(
+    def on_optimizer_step(  # not on_step_end, which comes after gradients are zeroed
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self.average.update()
