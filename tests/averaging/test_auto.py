@@ -96,12 +96,14 @@ def test_windows_hold_a_quarter_of_the_models_at_most_and_sums_are_as_few_as_pla
     assert 8 * 4 * most <= AUTO.memory(w, 2000) < 8 * 4 * Buckets.most(2000)
 
 
-def test_a_round_that_brings_no_gradients_changes_no_score():
+def test_a_round_that_brings_no_gradients_or_infinite_ones_changes_no_score():
     watch = Watch({"auto": AUTO}, torch.zeros(3))
     for t in range(5):
         watch.update(torch.full((3,), float(t)), torch.ones(3))
     before = watch.states["auto"].scores.clone()
     watch.update(torch.full((3,), 9.0))
+    assert torch.equal(watch.states["auto"].scores, before)
+    watch.update(torch.full((3,), 9.0), torch.tensor([1.0, torch.inf, 0.0]))
     assert torch.equal(watch.states["auto"].scores, before)
 
 

@@ -63,6 +63,8 @@ class AutoWindow(Averager):
         means = products / torch.tensor(state.buckets.windows, dtype=torch.float64)
         there = [n for n in CANDIDATES if n <= _longest(state.buckets.models)]
         new = torch.stack([means[state.buckets.within(n) - 1] - means[0] for n in there])
+        if not bool(new.isfinite().all()):  # it would stay in the scores
+            return state
         rounds, known = state.rounds + 1, slice(0, len(there))
         judged, scores = state.judged.to("cpu", copy=True), state.scores.to("cpu", copy=True)
         judged[known] += 1
