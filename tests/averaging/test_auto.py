@@ -6,7 +6,6 @@ from math import inf
 
 import pytest
 import torch
-from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings as how, strategies as st
 
 import wima
@@ -19,7 +18,6 @@ from wima.averaging.auto import CANDIDATES, LEAST, RECENT, AutoWindow
 from wima.core.errors import UsageError
 from wima.engine.base import Setup
 from wima.engine.faults import Faults
-from wima.flower import averaged
 from wima.runs.folder import read_run
 from wima.runs.launch import launch, resume
 
@@ -182,7 +180,5 @@ def test_other_words_than_auto_are_refused():
     for window in ("automatic", 0, -1, 2.5, None):
         with pytest.raises(UsageError, match=r"WIMA.window must be .* integer or 'auto', got"):
             WIMA(window)
-    with pytest.raises(UsageError, match=r"averaged\(\) does not pass on the gradients of clients"):
-        averaged(FedAvg(), AUTO)
     with pytest.raises(UsageError, match=r"WIMA.buckets must be an integer of at least 2, got 0"):
         WIMA("auto", buckets=0)
