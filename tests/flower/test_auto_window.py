@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
-from flwr.serverapp.exception import InconsistentMessageReplies
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     FedAdam,
@@ -18,42 +17,16 @@ from flwr.serverapp.strategy import (
     FedAvgM,
     Strategy,
 )
+from sklearn.datasets import load_digits
 
 from tests.flower.test_strategy import PRIVATE, STRATEGIES
-from tests.helpers.flower_toys import NODES, ROUNDS, W, grid, initial, numpy, play, record, same
-from tests.helpers.listener import Listener, heard
-from tests.helpers.npy import npy
+from tests.helpers.flower_rounds import AUTO, BOTH, Taking, flat, rounds
+from tests.helpers.flower_toys import NODES, ROUNDS, W, grid, initial, play, record, same
+from tests.helpers.listener import heard
 from wima import WIMA, UsageError
 from wima.averaging import Watch
-from wima.flower import averaged
+from wima.flower import averaged, run_flower
 from wima.flower.averages import strategy as module
-
-AUTO, BOTH = WIMA("auto"), [WIMA("auto"), Listener()]
-FLOATING = ("w", "bias")  # of the toys' arrays, in their order
-
-
-def flat(arrays: ArrayRecord) -> np.ndarray:
-    return np.concatenate([arrays[n].numpy().ravel() for n in FLOATING]).astype(np.float64)
-
-
-def naive_step(sent: ArrayRecord, replies: list[Message]) -> np.ndarray:
-    """w - the example-weighted mean of the clients' models."""
-    weights = [reply.content["metrics"]["num-examples"] for reply in replies]
-    models = [flat(reply.content["arrays"]) for reply in replies]
-    return flat(sent) - sum(n * m for n, m in zip(weights, models, strict=True)) / sum(weights)
-
-
-def rounds(strategy, count: int, change=lambda replies: replies, nodes=None, arrays=None):
-    """Rounds as `start` counts them; the model that was sent, the naive step, the new model."""
-    arrays = arrays or initial()
-    with nullcontext(nodes) if nodes else grid() as nodes:
-        for t in range(1, count + 1):
-            random.seed(strategy.averaging.seen)
-            messages = strategy.configure_train(t, arrays, ConfigRecord(), nodes)
-            replies = list(nodes.send_and_receive(messages))
-            sent, step = arrays, naive_step(arrays, replies)
-            arrays, _ = strategy.aggregate_train(t, change(replies))
-            yield sent, step, arrays
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -98,144 +71,6 @@ def test_a_mean_with_a_weight_of_another_name():
 
     for _, step, _ in rounds(strategy, 3, trusted):
         np.testing.assert_allclose(heard(strategy)[-1], step, rtol=1e-5, atol=1e-6)
-
-
-class Taking(FedAvg):
-    """Keeps the replies it is given; its model is that of the first, whatever the others are."""
-
-    most = 100
-
-    def aggregate_train(self, server_round, replies):
-        self.given, self.taken = replies, []
-        for reply in replies:
-            self.taken.append(reply)
-            if len(self.taken) == self.most:
-                break
-        return self.taken[0].content["arrays"], None
-
-
-def test_replies_reach_the_strategy_as_they_are():
-    strategy, given = averaged(Taking(), BOTH), []
-    for _ in rounds(strategy, 2, lambda replies: given.append(replies) or replies):
-        assert strategy.given is given[-1]
-    assert len(heard(strategy)) == 2
-
-
-def test_an_iterator_is_read_no_further_than_the_strategy_reads_it():
-    strategy, given, pulled = averaged(Taking(), BOTH), [], []
-    strategy.most = 2
-
-    def one_by_one(replies):
-        given[:], pulled[:] = replies, []
-        for reply in replies:
-            pulled.append(reply)
-            yield reply
-
-    for sent, _, _ in rounds(strategy, 3, one_by_one):
-        assert len(pulled) == 2
-        assert all(a is b for a, b in zip(strategy.taken, given[:2], strict=True))
-        expected = naive_step(sent, given[:2])
-        np.testing.assert_allclose(heard(strategy)[-1], expected, rtol=1e-5, atol=1e-6)
-
-
-def with_arrays(reply, **arrays):
-    reply.content["arrays"] = ArrayRecord({**reply.content["arrays"], **arrays})
-
-
-def with_weight(reply, weight):
-    reply.content["metrics"]["num-examples"] = weight
-
-
-def raw(data: bytes) -> Array:
-    return Array("float32", (4,), "numpy.ndarray", data)
-
-
-BROKEN = {
-    "other names": lambda r: with_arrays(r, more=Array(np.zeros(1))),
-    "missing": lambda r: r.content["arrays"].pop("bias"),
-    "other shape": lambda r: with_arrays(r, w=Array(np.zeros((2, 2), np.float32))),
-    "broadcast": lambda r: with_arrays(r, w=Array(np.zeros(1, np.float32))),
-    "not finite": lambda r: with_arrays(r, w=Array(np.full(4, np.nan, np.float32))),
-    "complex": lambda r: with_arrays(r, w=Array(np.zeros(4, np.complex64))),
-    "texts": lambda r: with_arrays(r, w=Array(np.array(list("abcd")))),
-    "a header that lies": lambda r: with_arrays(r, w=raw(npy("(1000000000000,)"))),
-    "no array": lambda r: with_arrays(r, w=raw(b"nonsense")),
-    "other format": lambda r: with_arrays(r, w=Array("float32", (4,), "zip", b"")),
-    "no model": lambda r: r.content.pop("arrays"),
-    "several models": lambda r: r.content.update(a=record({}), b=r.content.pop("arrays")),
-    "no metrics": lambda r: r.content.pop("metrics"),
-    "no weight": lambda r: r.content["metrics"].pop("num-examples"),
-    "infinite weight": lambda r: with_weight(r, float("inf")),
-    "weight is no number": lambda r: with_weight(r, float("nan")),
-    "negative weight": lambda r: with_weight(r, -1),
-    "huge weight": lambda r: with_weight(r, 10**400),
-    "several weights": lambda r: with_weight(r, [1, 2]),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_reply_that_cannot_be_used_is_left_out(name, caplog):
-    strategy, good = averaged(Taking(), BOTH), []
-
-    def broken(replies):
-        BROKEN[name](replies[2])
-        good[:] = replies[:2] + replies[3:]
-        return replies
-
-    for sent, _, arrays in rounds(strategy, 3, broken):
-        assert arrays is strategy.taken[0].content["arrays"]
-        expected = naive_step(sent, good)
-        np.testing.assert_allclose(heard(strategy)[-1], expected, rtol=1e-5, atol=1e-6)
-    assert "Round 3: 1 replies do not count for the window" in caplog.text
-
-
-def test_clients_that_failed_are_left_out():
-    strategy, good = averaged(FedAvg(), BOTH), []
-
-    def failed(replies):
-        good[:] = replies[1:]
-        return [Message(Error(1, "no data today"), reply_to=replies[0]), *good]
-
-    for sent, _, _ in rounds(strategy, 2, failed):
-        expected = naive_step(sent, good)
-        np.testing.assert_allclose(heard(strategy)[-1], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_round_without_a_usable_reply_is_not_judged():
-    def none(replies):
-        for reply in replies[1:]:
-            reply.content["metrics"].clear()
-        with_weight(replies[0], 0)
-        return replies
-
-    strategy = averaged(Taking(), BOTH)
-    assert len(list(rounds(strategy, 5, none))) == 5
-    assert heard(strategy) == [] and strategy.averaging.windows == {"wima-auto": 1}
-
-
-def test_an_error_of_the_strategy_is_the_same():
-    def inconsistent(replies):
-        replies[0].content["metrics"].clear()
-        return replies
-
-    for averager in (WIMA(W), AUTO):
-        strategy = averaged(FedAvg(), averager)
-        with pytest.raises(InconsistentMessageReplies, match="must have the same keys"):
-            list(rounds(strategy, 1, inconsistent))
-
-
-def test_a_model_that_was_sent_as_something_else_is_not_judged():
-    strategy, arrays = averaged(Taking(), BOTH), initial()
-    list(rounds(strategy, 2))
-    with grid() as nodes:
-        sent = record({**numpy(arrays), "w": np.zeros((2, 2), np.float32)})
-        for other in (sent, ArrayRecord({"w": raw(b"")})):
-            strategy.configure_train(3, other, ConfigRecord(), nodes)
-            replies = nodes.send_and_receive(
-                FedAvg().configure_train(3, arrays, ConfigRecord(), nodes)
-            )
-            strategy.aggregate_train(3, replies)
-    assert len(heard(strategy)) == 2 and strategy.averaging.seen == 4
 
 
 class Alone(Strategy):
@@ -345,3 +180,38 @@ def test_private_models_that_are_no_mean_are_refused(name, tmp_path):
         with pytest.raises(UsageError, match=rf"needs FedAvg's mean.*{culprit} has a rule of its"):
             averaged(private, AUTO, folder=tmp_path)
         averaged(private, WIMA(W), folder=tmp_path).averaging.close()
+
+
+def test_on_digits_it_is_better_than_the_newest_model():
+    """Ten clients with one digit each, three of them in a round."""
+    images, digits = load_digits(return_X_y=True)
+    images, train, test = images / 16, np.arange(0, len(digits), 2), np.arange(1, len(digits), 2)
+    app, server, results = ClientApp(), ServerApp(), []
+
+    @app.train()
+    def visit(message: Message, context) -> Message:
+        digit = context.node_config["partition-id"]
+        mine = images[train[digits[train] == digit]]
+        w = message.content["arrays"]["w"].numpy().astype(np.float64)
+        for _ in range(5):
+            scores = np.exp(mine @ w)
+            wrong = scores / scores.sum(1, keepdims=True) - np.eye(10)[digit]
+            w = w - 0.5 * mine.T @ wrong / len(mine)
+        metrics, arrays = MetricRecord({"num-examples": len(mine)}), record({"w": np.float32(w)})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        found = (images[test] @ arrays["w"].numpy()).argmax(1)
+        return MetricRecord({"accuracy": float((found == digits[test]).mean())})
+
+    @server.main()
+    def main(nodes, context):
+        strategy = averaged(FedAvg(fraction_train=0.3, fraction_evaluate=0.0), AUTO)
+        start = record({"w": np.zeros((64, 10), np.float32)})
+        results.append(strategy.start(nodes, start, num_rounds=60, evaluate_fn=evaluate))
+
+    run_flower(server, app, nodes=10, workers=1, seed=0)
+    late = [results[0].evaluate_metrics_serverapp[t] for t in range(41, 61)]
+    assert min(found["wima-auto/window"] for found in late) > 1
+    plain = np.mean([found["accuracy"] for found in late])
+    assert np.mean([found["wima-auto/accuracy"] for found in late]) > plain + 0.01

@@ -105,5 +105,5 @@ class Steps(Generic[Packed]):
             with suppress(ValueError):
                 step.add(arrays, 1.0)
         if self._left_out:
-            log.warning("Round %s: %s replies do not count for the window.", t, self._left_out)
+            log.warning("Round %s: replies that do not count for W: %s.", t, self._left_out)
         return step.value

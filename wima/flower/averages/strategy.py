@@ -34,6 +34,8 @@ def averaged(
     Training is that of the plain model, bit for bit.  `start` evaluates both models and its result
     holds both: `result.models`, by name; `result.arrays` is the one that is served.  Clients
     evaluate the average.  `strategy.averaging` has the models at any time.  See `AveragingOptions`.
+    WIMA("auto") chooses by the clients' mean step, formed from the replies before the strategy's
+    own rule; `strategy.averaging.windows` is its choice.
 
     The instance itself is changed and given back.
     """
