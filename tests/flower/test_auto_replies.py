@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAvg
 
 from tests.helpers.flower_rounds import AUTO, BOTH, Taking, naive_step, rounds
-from tests.helpers.flower_toys import W, grid, initial, numpy, record
+from tests.helpers.flower_toys import W, initial, record
 from tests.helpers.listener import heard
 from tests.helpers.npy import npy
 from wima import WIMA
@@ -126,15 +134,23 @@ def test_an_error_of_the_strategy_is_the_same():
             list(rounds(strategy, 1, inconsistent))
 
 
-def test_a_model_that_was_sent_as_something_else_is_not_judged():
-    strategy, arrays = averaged(Taking(), BOTH), initial()
-    list(rounds(strategy, 2))
-    with grid() as nodes:
-        sent = record({**numpy(arrays), "w": np.zeros((2, 2), np.float32)})
-        for other in (sent, ArrayRecord({"w": raw(b"")})):
-            strategy.configure_train(3, other, ConfigRecord(), nodes)
-            replies = nodes.send_and_receive(
-                FedAvg().configure_train(3, arrays, ConfigRecord(), nodes)
-            )
-            strategy.aggregate_train(3, replies)
-    assert len(heard(strategy)) == 2 and strategy.averaging.seen == 4
+class Standing(FedAvg):
+    """Hears of its clients, and keeps to the model it has."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        return []
+
+    def aggregate_train(self, server_round, replies):
+        return initial(), None
+
+
+@pytest.mark.parametrize("other", [np.zeros((2, 2), np.float32), raw(b"")], ids=["shape", "raw"])
+def test_a_model_that_was_sent_as_something_else_is_not_judged(other):
+    strategy, weight = averaged(Standing(), BOTH), MetricRecord({"num-examples": 1})
+    other = other if isinstance(other, Array) else Array(other)
+    sent = [initial(), ArrayRecord({**initial(), "w": other}), initial()]
+    for t, arrays in enumerate(sent, 1):
+        strategy.configure_train(t, arrays, ConfigRecord(), None)
+        content = RecordDict({"arrays": arrays, "metrics": weight})
+        strategy.aggregate_train(t, [Message(content, dst_node_id=1, message_type="train")])
+    assert len(heard(strategy)) == 2 and strategy.averaging.seen == 3

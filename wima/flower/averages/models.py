@@ -193,8 +193,11 @@ def _layout(shapes: Mapping[str, tuple[int, ...]], classifier: tuple[str, ...]) 
     return Layout(slices, dict(shapes), start, classifier)
 
 
-def flatten(arrays: Arrays, names: Iterable[str], dtype: torch.dtype) -> Vector:
-    """The named arrays, one after the other."""
-    kind = np.float64 if dtype == torch.float64 else np.float32
+def flatten(
+    arrays: Arrays, names: Iterable[str], dtype: torch.dtype, out: Vector | None = None
+) -> Vector:
+    """The named arrays, one after the other; in the memory of `out`, if it is given."""
     parts = [arrays[name].ravel() for name in names]
-    return torch.from_numpy(np.concatenate(parts, dtype=kind, casting="unsafe"))
+    w = torch.empty(sum(map(len, parts)), dtype=dtype) if out is None else out
+    np.concatenate(parts, out=w.numpy(), casting="unsafe")
+    return w
