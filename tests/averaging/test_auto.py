@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings as how, strategies as st
 
 import wima
@@ -18,7 +17,6 @@ from wima.averaging.buckets import Buckets
 from wima.core.errors import UsageError
 from wima.engine.base import Setup
 from wima.engine.faults import Faults
-from wima.flower import averaged
 from wima.runs.folder import read_run
 from wima.runs.launch import launch, resume
 
@@ -199,7 +197,5 @@ def test_other_words_than_auto_are_refused():
     for window in ("automatic", 0, -1, 2.5, None):
         with pytest.raises(UsageError, match=r"WIMA.window must be .* in \(0, 1\) or 'auto', got"):
             WIMA(window)
-    with pytest.raises(UsageError, match=r"averaged\(\) does not pass on the gradients of clients"):
-        averaged(FedAvg(), AUTO)
     with pytest.raises(UsageError, match=r"WIMA.buckets must be an integer of at least 2, got 0"):
         WIMA("auto", buckets=0)

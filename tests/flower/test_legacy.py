@@ -7,6 +7,7 @@ import tests.helpers.flower_toys  # noqa: F401  (switches telemetry off)
 # isort: split
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -22,7 +23,9 @@ from flwr.server.strategy import (
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
 from tests.helpers.flower_legacy import INITIAL, NODES, SIZES, client_fn, update
+from tests.helpers.listener import Listener, heard
 from wima import WIMA, UsageError
+from wima.averaging import Watch
 from wima.flower import LocalGrid, averaged_legacy
 
 ROUNDS, W = 4, 2
@@ -176,9 +179,9 @@ class Nobody(SimpleClientManager):
         return []
 
 
-def fit(strategy, parameters, rounds: int):
+def fit(strategy, parameters, rounds: int, first: int = 1):
     """Rounds as Flower counts them, with all clients."""
-    for t in range(1, rounds + 1):
+    for t in range(first, first + rounds):
         strategy.configure_fit(t, parameters, Nobody())
         before = parameters_to_ndarrays(parameters)
         sent = [ndarrays_to_parameters(update(k, before)) for k in range(NODES)]
@@ -203,6 +206,62 @@ def test_a_restarted_server_goes_on_with_the_memory_of_its_strategy(name, tmp_pa
     fit(again, again.averaging.model("plain"), 3)
     for model in ("plain", f"wima{W}"):
         assert again.averaging.model(model).tensors == whole.averaging.model(model).tensors
+
+
+def flat(parameters) -> np.ndarray:
+    return np.concatenate([a.ravel() for a in parameters]).astype(np.float64)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_window_is_chosen_by_the_clients_mean_step_before_the_strategys_rule(name):
+    strategy = averaged_legacy(STRATEGIES[name](**settings()), [WIMA("auto"), Listener()])
+    parameters = ndarrays_to_parameters(INITIAL)
+    watch = Watch({"wima-auto": WIMA("auto")}, torch.from_numpy(flat(INITIAL)).float())
+    for t in range(1, 13):
+        before = parameters_to_ndarrays(parameters)
+        parameters = fit(strategy, parameters, 1, first=t)
+        clients = [flat(update(k, before)) for k in range(NODES)]
+        step = flat(before) - np.average(clients, axis=0, weights=SIZES)
+        np.testing.assert_allclose(heard(strategy)[-1], step, rtol=1e-5, atol=1e-6)
+        w = flat(parameters_to_ndarrays(parameters))
+        watch.update(torch.from_numpy(w).float(), torch.from_numpy(step).float())
+        assert strategy.averaging.windows == watch.used()
+
+
+def test_with_secagg_a_window_is_chosen_by_the_sum_of_a_round():
+    evaluated: list = []
+    strategy = averaged_legacy(FedAvg(**settings(evaluated)), [Listener(), WIMA("auto")])
+    secure = SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2, max_weight=100.0)
+    _, history = play(strategy, mods=[secaggplus_mod], fit=secure)
+    models = [INITIAL, *(arrays for _, arrays in evaluated[1::3])]  # beside two averages
+    assert len(heard(strategy)) == ROUNDS
+    for t, step in enumerate(heard(strategy)):
+        np.testing.assert_allclose(step, flat(models[t]) - flat(models[t + 1]), atol=1e-6)
+    reported = dict(history.metrics_centralized["wima-auto/window"])
+    assert reported[ROUNDS] == strategy.averaging.windows["wima-auto"]
+
+
+@pytest.mark.parametrize(
+    "private",
+    [
+        lambda s: DifferentialPrivacyServerSideFixedClipping(s, 1e-3, 1e3, NODES),
+        lambda s: DPFedAvgFixed(s, NODES, 1e3, 1e-3),
+    ],
+    ids=["fixed-clipping", "dpfedavg"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_with_privacy_only_released_models_are_looked_at(private):
+    strategy = averaged_legacy(private(FedAvg(**settings())), Listener())
+    parameters = ndarrays_to_parameters(INITIAL)
+    for t in range(1, 5):
+        before = parameters_to_ndarrays(parameters)
+        parameters = fit(strategy, parameters, 1, first=t)
+        released = flat(before) - flat(parameters_to_ndarrays(parameters))
+        np.testing.assert_allclose(heard(strategy)[-1], released, atol=1e-6)
+        clients = [flat(update(k, before)) for k in range(NODES)]
+        assert not np.allclose(released, flat(before) - np.mean(clients, axis=0), atol=1e-3)
+    with pytest.raises(UsageError, match="FedAdam has a rule of its own"):
+        averaged_legacy(private(FedAdam(**settings())), WIMA("auto"))
 
 
 def test_a_strategy_of_the_new_interface_is_refused():

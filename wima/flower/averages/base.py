@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,12 +17,12 @@ from wima.core.errors import RunError, UsageError, check, unknown
 from wima.flower.averages import state
 from wima.flower.averages.memory import StrategyMemory
 from wima.flower.averages.models import Arrays, Models, log
+from wima.flower.averages.privacy import Privacy
 from wima.flower.averages.serving import Serve, Serving
+from wima.flower.averages.steps import Packed, Read, Reply, Steps
 from wima.flower.grid.generators import preserved
 from wima.storage.lock import Lock
 from wima.storage.segments import Segments
-
-Packed = TypeVar("Packed")  # Flower's type of a model
 
 
 class AveragingOptions(TypedDict, total=False):
@@ -43,6 +41,14 @@ class AveragingOptions(TypedDict, total=False):
     store_dtype: Literal["float32", "bfloat16"]  # of past models
 
 
+class Interface(NamedTuple, Generic[Packed]):
+    """What differs between Flower's two interfaces."""
+
+    pack: Callable[[Arrays], Packed]
+    unpack: Callable[[Packed], Arrays]
+    privacy: Privacy
+
+
 class Averaging(Generic[Packed]):
     """The averages of a strategy's global models, and which model is served.
 
@@ -53,14 +59,13 @@ class Averaging(Generic[Packed]):
         self,
         strategy: Any,
         averagers: Averager | Sequence[Averager],
-        pack: Callable[[Arrays], Packed],
-        unpack: Callable[[Packed], Arrays],
+        interface: Interface[Packed],
         options: AveragingOptions,
     ) -> None:
         for name in options:
             if name not in AveragingOptions.__annotations__:
                 raise unknown("setting", name, AveragingOptions.__annotations__)
-        self._pack, self._unpack = pack, unpack
+        self._pack, self._unpack = interface.pack, interface.unpack
         self._evaluated = options.get("evaluate_clients_with", "average")
         check_one_of("evaluate_clients_with", self._evaluated, ("average", "plain"))
         self._save_every = options.get("save_every", 1)
@@ -68,9 +73,11 @@ class Averaging(Generic[Packed]):
         keys = ("serve", "patience", "metric", "lower_is_better")
         self.serving = Serving(**{key: options[key] for key in keys if key in options})  # type: ignore[literal-required]
         self._memory = StrategyMemory(strategy)
+        watched = named([averagers] if isinstance(averagers, Averager) else averagers)
+        self._steps = _steps(strategy, watched, interface)
         self._store = _open(options)
         self._models = Models(
-            named([averagers] if isinstance(averagers, Averager) else averagers),
+            watched,
             rounds=options.get("rounds"),
             classifier=options.get("classifier", ()),
             **_ring(options, self._store),
@@ -112,6 +119,16 @@ class Averaging(Generic[Packed]):
         if self._memory.waiting is not None:
             self._memory.begin(self._unpack(packed), self._models.newest)
 
+    def send(self, packed: Packed) -> None:
+        """The model that clients train from in the round that begins."""
+        self.begin(packed)
+        if self._steps is not None:
+            self._steps.send(packed, self._models)
+
+    def listen(self, replies: Iterable[Reply], read: Read[Reply, Packed]) -> Iterable[Reply]:
+        """The replies of the round as they came; nothing is read unless an averager asks for it."""
+        return replies if self._steps is None else self._steps.listen(replies, read)
+
     def round(self, t: int) -> int:
         """The number of Flower's round t over all servers."""
         return self._memory.round(t)
@@ -122,7 +139,8 @@ class Averaging(Generic[Packed]):
             arrays = self._unpack(packed)
         except ValueError as error:
             raise RunError(f"Round {t}: the model cannot be read: {error}.") from None
-        added, self._memory.done = self._models.add(t, arrays), t
+        fresh = None if self._steps is None else self._steps.end(t, arrays)
+        added, self._memory.done = self._models.add(t, arrays, fresh), t
         if added and self.seen % self._save_every == 0:
             self.save()
 
@@ -148,6 +166,11 @@ class Averaging(Generic[Packed]):
         return {name: self.model(name) for name in ("plain", *self.names)} if self.seen else {}
 
     @property
+    def windows(self) -> dict[str, int]:
+        """Of how many models an average is, by its name, where that does not say it."""
+        return self._models.watch.used() if self._models.watch else {}
+
+    @property
     def served(self) -> str:
         """The name of the model to serve now."""
         return self.names[0] if self.serving.average and self.seen else "plain"
@@ -161,6 +184,7 @@ class Averaging(Generic[Packed]):
     ) -> dict[str, Any]:
         """The metrics of the averages as "name/metric", given those of the plain model.
 
+        Among them are the `windows`, as "name/window".
         Draws no random numbers from those that the rest of the run will draw.
         """
         if not self.seen:
@@ -168,7 +192,20 @@ class Averaging(Generic[Packed]):
         with preserved():
             found = {name: metrics(self.model(name)) for name in self.names}
         self.serving.judge(plain, found[self.names[0]])
-        return {f"{name}/{key}": v for name, values in found.items() for key, v in values.items()}
+        windows = {f"{name}/window": window for name, window in self.windows.items()}
+        return windows | {f"{name}/{key}": v for name in found for key, v in found[name].items()}
+
+
+def _steps(
+    strategy: Any, averagers: Mapping[str, Averager], interface: Interface[Packed]
+) -> Steps[Packed] | None:
+    """What forms the clients' mean steps; None if no averager asks for them."""
+    if not any(averager.judges for averager in averagers.values()):
+        return None
+    private = interface.privacy.covers(strategy)
+    if private:
+        interface.privacy.check_mean(strategy)
+    return Steps(interface.unpack, released=private)
 
 
 def _open(options: AveragingOptions) -> Segments | None:
@@ -209,38 +246,3 @@ def subclassed(strategy: Any, mixin: type, averaging: Averaging[Any]) -> None:
     body = {"__module__": own.__module__, "__doc__": own.__doc__}
     strategy.__class__ = type(f"Averaged{own.__name__}", (mixin, own), body)
     strategy.averaging = averaging
-
-
-def private_wrappers(strategies: ModuleType) -> tuple[type, ...]:
-    """Flower's strategies that wrap another one and add noise."""
-    kinds = vars(strategies).items()
-    return tuple(kind for name, kind in kinds if name.startswith(("DifferentialPrivacy", "DPFed")))
-
-
-def refuse_privacy_outside(strategy: Any, wrappers: tuple[type, ...]) -> None:
-    """Raise if a wrapper that adds noise is calling the averaged strategy inside it.
-
-    Flower's wrappers hold what they wrap as `self.strategy`, which does not know of them; so their
-    calls are looked for on the stack.
-    """
-    for caller in _callers():
-        if caller is strategy or not isinstance(caller, wrappers):
-            continue
-        inside = caller
-        while (inside := getattr(inside, "strategy", None)) is not None:
-            if inside is strategy:
-                name = type(caller).__name__
-                raise UsageError(
-                    f"{name}(averaged(...)) would average the models before {name} has added its "
-                    "noise, and their average would be released without protection. Put the "
-                    f"average outside: averaged({name}(...)), where it only sees what is private."
-                )
-
-
-def _callers() -> Iterator[Any]:
-    """The `self` of every method that is being called, innermost first."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if "self" in frame.f_code.co_varnames[:1]:
-            yield frame.f_locals.get("self")
-        frame = frame.f_back  # type: ignore[assignment]

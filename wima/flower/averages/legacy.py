@@ -30,9 +30,10 @@ from wima.core.errors import check
 from wima.flower.arrays import from_bytes
 from wima.flower.averages import base
 from wima.flower.averages.models import Arrays
+from wima.flower.averages.privacy import Privacy
 
 S = TypeVar("S", bound=Strategy)
-PRIVATE = base.private_wrappers(strategies)
+PRIVACY = Privacy.of(strategies, "aggregate_fit")
 
 
 def averaged_legacy(
@@ -49,7 +50,8 @@ def averaged_legacy(
         f"averaged_legacy() takes an instance of flwr.server.strategy.Strategy, got "
         f"{strategy!r:.80}; for one of flwr.serverapp.strategy.Strategy use averaged().",
     )
-    averaging = base.Averaging(strategy, averagers, _pack, _unpack, options)
+    interface = base.Interface(_pack, _unpack, PRIVACY)
+    averaging = base.Averaging(strategy, averagers, interface, options)
     base.subclassed(strategy, _Averaged, averaging)
     return strategy
 
@@ -60,6 +62,11 @@ def _pack(arrays: Arrays) -> Parameters:
 
 def _unpack(parameters: Parameters) -> Arrays:
     return {str(k): array for k, array in enumerate(map(from_bytes, parameters.tensors))}
+
+
+def _returned(result: tuple[ClientProxy, FitRes]) -> tuple[Parameters, float]:
+    """A client's model and its weight.  With SecAgg+, all have the model that they add up to."""
+    return result[1].parameters, result[1].num_examples
 
 
 # The instance's own class comes between in the order of methods; FedAvg stands for it.
@@ -77,8 +84,8 @@ class _Averaged(_Next):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        base.refuse_privacy_outside(self, PRIVATE)
-        self.averaging.begin(parameters)
+        PRIVACY.refuse_outside(self)
+        self.averaging.send(parameters)
         t = self.averaging.round(server_round)
         return super().configure_fit(t, parameters, client_manager)
 
@@ -89,6 +96,7 @@ class _Averaged(_Next):
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         t = self.averaging.round(server_round)
+        self.averaging.listen(results, _returned)
         parameters, metrics = super().aggregate_fit(t, results, failures)
         if parameters is not None and parameters.tensors:
             self.averaging.add(t, parameters)

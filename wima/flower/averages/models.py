@@ -7,7 +7,7 @@ out in a vector of float32, or float64 if one of them is; integer arrays take th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Layout, Vector
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
+STATISTICS = ("running_mean", "running_var")  # of BatchNorm
 log = logging.getLogger("flwr")  # where Flower's own lines go
 
 
@@ -34,11 +35,6 @@ class Models:
         **ring: Any,
     ) -> None:
         check(bool(averagers), "averaged() needs an averager, for example WIMA(window=100).")
-        check(
-            not any(averager.judges for averager in averagers.values()),
-            "averaged() does not pass on the gradients of clients, by which window='auto' chooses; "
-            "give a number, for example WIMA(window=100).",
-        )
         parts = sorted({a.part for a in averagers.values()} - {"all"})
         if parts and not classifier:
             raise UsageError(
@@ -72,23 +68,49 @@ class Models:
         EMA(begin="initial") starts there.
         """
         self._initial = {name: array.copy() for name, array in arrays.items()}
-        self._shapes = _shapes(arrays)
+        self._shapes = shapes_of(arrays)
 
-    def add(self, t: int, arrays: Arrays) -> bool:
-        """Take in the model of round t; whether it could be used."""
+    def has_shapes_of(self, arrays: Arrays) -> bool:
+        """Whether these are arrays of the names and shapes that models have."""
+        return shapes_of(arrays) == self._shapes
+
+    @property
+    def averaged(self) -> list[str]:
+        """The names of the arrays that are averaged, in the order of the vector."""
+        if self.layout is not None:
+            return list(self.layout.slices)
+        return [name for name, array in self._initial.items() if _is_averaged(name, array)]
+
+    def add(self, t: int, arrays: Arrays, fresh: Vector | None = None) -> bool:
+        """Take in the model of round t; whether it could be used.
+
+        fresh: the clients' mean step of that round, over the arrays that are averaged.
+        """
         if self.begun:
-            check_same_arrays(t, self._shapes, _shapes(arrays))
+            check_same_arrays(t, self._shapes, shapes_of(arrays))
         if self.watch is None:
-            initial = self._initial or arrays
-            self.lay_out([n for n, a in initial.items() if _is_averaged(n, a)], arrays, initial)
+            self._initial = self._initial or arrays
+            self.lay_out(self.averaged, arrays, self._initial)
         assert self.watch is not None and self.layout is not None
-        w = _flatten(arrays, self.layout, self.dtype)
+        w = flatten(arrays, self.averaged, self.dtype)
         if not bool(torch.isfinite(w).all()):
             log.warning("Round %s: the model is not finite; averages leave it out.", t)
             return False
-        self.watch.update(w)
+        self.watch.update(w, None if fresh is None else self._trained(fresh))
         self.newest = {name: array.copy() for name, array in arrays.items()}
         return True
+
+    def _trained(self, step: Vector) -> Vector | None:
+        """The step in the models' dtype, with zeros where no gradient made it; None if too large.
+
+        Those are running statistics, which are recognised by torch's names.
+        """
+        assert self.layout is not None
+        step = step.to(self.dtype)
+        for name, part in self.layout.unflatten(step).items():
+            if name.endswith(STATISTICS):
+                part.zero_()
+        return step if bool(torch.isfinite(step).all()) else None
 
     def lay_out(self, averaged: Sequence[str], like: Arrays, initial: Arrays | None = None) -> None:
         """Fix which arrays are averaged, where they lie in the vector, and its dtype."""
@@ -102,10 +124,10 @@ class Models:
         self.layout = _layout({name: like[name].shape for name in averaged}, self.classifier)
         double = any(like[name].dtype.itemsize > 4 for name in averaged)
         self.dtype = torch.float64 if double else torch.float32
-        w = _flatten(initial or like, self.layout, self.dtype)
+        w = flatten(initial or like, averaged, self.dtype)
         averagers = {name: self._for_run(a) for name, a in self.averagers.items()}
         self.watch = Watch(averagers, w, self.layout.mask, **self._ring)
-        self._initial, self._shapes = {}, _shapes(like)
+        self._initial, self._shapes = {}, shapes_of(like)
 
     def _for_run(self, averager: Averager) -> Averager:
         if self.rounds is not None:
@@ -147,7 +169,8 @@ def check_same_arrays(
             )
 
 
-def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    """Name -> shape."""
     return {name: array.shape for name, array in arrays.items()}
 
 
@@ -170,6 +193,11 @@ def _layout(shapes: Mapping[str, tuple[int, ...]], classifier: tuple[str, ...]) 
     return Layout(slices, dict(shapes), start, classifier)
 
 
-def _flatten(arrays: Arrays, layout: Layout, dtype: torch.dtype) -> Vector:
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    return torch.from_numpy(np.concatenate([arrays[n].ravel().astype(kind) for n in layout.slices]))
+def flatten(
+    arrays: Arrays, names: Iterable[str], dtype: torch.dtype, out: Vector | None = None
+) -> Vector:
+    """The named arrays, one after the other; in the memory of `out`, if it is given."""
+    parts = [arrays[name].ravel() for name in names]
+    w = torch.empty(sum(map(len, parts)), dtype=dtype) if out is None else out
+    np.concatenate(parts, out=w.numpy(), casting="unsafe")
+    return w

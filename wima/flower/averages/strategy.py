@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -18,10 +19,11 @@ from wima.core.errors import UsageError, check
 from wima.flower.arrays import to_numpy
 from wima.flower.averages import base
 from wima.flower.averages.models import Arrays, log
+from wima.flower.averages.privacy import Privacy, layers
 
 S = TypeVar("S", bound=Strategy)
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-PRIVATE = base.private_wrappers(strategies)
+PRIVACY = Privacy.of(strategies, "aggregate_train")
 
 
 def averaged(
@@ -32,6 +34,8 @@ def averaged(
     Training is that of the plain model, bit for bit.  `start` evaluates both models and its result
     holds both: `result.models`, by name; `result.arrays` is the one that is served.  Clients
     evaluate the average.  `strategy.averaging` has the models at any time.  See `AveragingOptions`.
+    WIMA("auto") chooses by the clients' mean step, formed from the replies before the strategy's
+    own rule; `strategy.averaging.windows` is its choice.
 
     The instance itself is changed and given back.
     """
@@ -40,7 +44,8 @@ def averaged(
         f"averaged() takes an instance of flwr.serverapp.strategy.Strategy, got {strategy!r:.80}; "
         "for one of flwr.server.strategy.Strategy use averaged_legacy().",
     )
-    averaging = base.Averaging(strategy, averagers, _pack, _unpack, options)
+    interface = base.Interface(_pack, _unpack, PRIVACY)
+    averaging = base.Averaging(strategy, averagers, interface, options)
     base.subclassed(strategy, _Averaged, averaging)
     return strategy
 
@@ -51,6 +56,27 @@ def _pack(arrays: Arrays) -> ArrayRecord:
 
 def _unpack(record: ArrayRecord) -> Arrays:
     return {name: to_numpy(array) for name, array in record.items()}  # copies
+
+
+def _returned(strategy: Strategy, reply: Message) -> tuple[ArrayRecord, float] | None:
+    """A client's model and its weight, as FedAvg would take them; None if the client failed.
+
+    Where a strategy does not say how it weights, all clients count the same.
+    """
+    if reply.has_error():
+        return None
+    models = {n: r for n, r in reply.content.items() if isinstance(r, ArrayRecord)}
+    metrics = [r for r in reply.content.values() if isinstance(r, MetricRecord)]
+    name = _said(strategy, "arrayrecord_key") if len(models) > 1 else next(iter(models))
+    key = _said(strategy, "weighted_by_key")
+    weight: Any = 1.0 if key is None else metrics[0][key]
+    return models[name], weight
+
+
+def _said(strategy: Strategy, name: str) -> Any:
+    """The attribute of the innermost strategy that has it; None if none has."""
+    found = [getattr(layer, name) for layer in layers(strategy) if hasattr(layer, name)]
+    return found[-1] if found else None
 
 
 # The instance's own class comes between in the order of methods; FedAvg stands for it.
@@ -66,7 +92,7 @@ class _Averaged(_Next):
     averaging: base.Averaging[ArrayRecord]
 
     def summary(self) -> None:
-        base.refuse_privacy_outside(self, PRIVATE)
+        PRIVACY.refuse_outside(self)
         averaging = self.averaging
         log.info("\t├──> Averages: %s; served: %s", ", ".join(averaging.names), averaging.served)
         super().summary()
@@ -112,14 +138,15 @@ class _Averaged(_Next):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        base.refuse_privacy_outside(self, PRIVATE)
-        self.averaging.begin(arrays)
+        PRIVACY.refuse_outside(self)
+        self.averaging.send(arrays)
         return super().configure_train(self.averaging.round(server_round), arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         t = self.averaging.round(server_round)
+        replies = self.averaging.listen(replies, partial(_returned, self))
         arrays, metrics = super().aggregate_train(t, replies)
         if arrays:  # nothing, if all clients failed
             self.averaging.add(t, arrays)
