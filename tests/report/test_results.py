@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.helpers.paths import ROOT
 from wima.report.gather import gather
 from wima.report.write import write_report
 
 DOCS = ROOT / "docs"
-RUNS = DOCS / "results" / "cpu"
+RUNS, AUTO = DOCS / "results" / "cpu", DOCS / "results" / "auto"
 
 
 def body(page: str) -> list[str]:
@@ -22,6 +24,15 @@ def test_the_results_are_made_from_the_records(tmp_path, no_figures):
     assert body(made) == body((DOCS / "results.md").read_text(encoding="utf-8"))
 
 
-def test_every_run_of_the_results_is_finished():
-    found = gather([RUNS], "accuracy")
+def test_the_regrets_of_windows_are_made_from_the_records(tmp_path, no_figures):
+    done = write_report([AUTO], tmp_path / "report")
+    assert done.omitted == []
+    made = (tmp_path / "report" / "tables" / "auto.md").read_text(encoding="utf-8")
+    page = (DOCS / "choosing-w.md").read_text(encoding="utf-8")
+    assert [line for line in made.splitlines() if line.startswith("|") and line not in page] == []
+
+
+@pytest.mark.parametrize("folder", [RUNS, AUTO])
+def test_every_run_of_the_results_is_finished(folder):
+    found = gather([folder], "accuracy")
     assert found.runs and {run.state for run in found.runs.values()} <= {"done", "diverged"}

@@ -81,7 +81,7 @@ def _mean(member: Member, part: tuple[float, float]) -> float:
 
 
 def regret_lines(table: Table, measure: Measure) -> tuple[list[str], list[list[str]]]:
-    """A line per method and data set, the mean over its seeds; then mean and worst of all runs."""
+    """A line per method and data set, the mean over its seeds; then means, and the worst run."""
     late, middle = (regrets(table, measure, part) for part in (LAST, MIDDLE))
     rules = [h for h in table.sheet.headings if h != PLAIN and not h.startswith(FIXED)]
     first, others = rules[:1], rules[1:]
@@ -95,6 +95,10 @@ def regret_lines(table: Table, measure: Measure) -> tuple[list[str], list[list[s
         level = [measure.number(_of([r.plain for r in own])), windows]
         level.append(measure.number(_of([r.best for r in own])))
         lines.append([*place, *level, *_behind(own, before, first, others, measure)])
+    columns = [column for column in table.sheet.columns if len(table.sheet.columns) > 1]
+    for column in columns:
+        own, before = ([r for r in all_ if r.column == column] for all_ in (late, middle))
+        lines.append(["mean", column, "", "", "", *_behind(own, before, first, others, measure)])
     for name, worst in (("mean of all runs", False), ("worst of all runs", True)):
         numbers = _behind(late, middle, first, others, measure, worst)
         lines.append([name, "", "", "", "", *numbers])
