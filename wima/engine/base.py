@@ -75,6 +75,10 @@ class Engine:
         """The metrics of models by name."""
         raise NotImplementedError
 
+    def serve(self) -> bool:
+        """Work for the process that runs the rounds, until it ends the run; False if this is it."""
+        return False
+
     def close(self) -> None:
         """End workers, if there are any."""
 

@@ -1,0 +1,297 @@
+"""One simulation on several ranks: the bytes of `serial`, and an end that says what happened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.interrupted import outcome
+from tests.helpers.paths import ROOT
+from tests.helpers.ranks import die_in_round, free_port, ranks, wima
+from wima.algorithms import BY_NAME
+from wima.algorithms.server_opt import SGD
+from wima.averaging import WIMA
+from wima.core.errors import UsageError
+from wima.data.batches import LocalSGD
+from wima.data.sets.digits import digits
+from wima.engine.distributed import shared_out
+from wima.engine.group import join
+from wima.engine.ranks import Place, first_host, place
+from wima.runs.launch import launch, resume
+from wima.runs.settings import load_settings
+from wima.simulation.simulation import run, simulate
+from wima.task.task import Task, make_task
+
+OPTIONS = {"rounds": 3, "clients_per_round": 5, "lr": 0.05, "batch_size": 7, "eval_every": 2}
+OPTIONS |= {"eval_last": 0, "seed": 3}
+DIGITS = ["digits", "clients=30", "clients_per_round=4", "rounds=12", "checkpoint_every=2"]
+SERIAL, DISTRIBUTED = [*DIGITS, "engine=serial"], [*DIGITS, "engine=distributed"]
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
+def task_of(model=plain) -> Task:
+    bundle = digits(num_clients=12, alpha=0.5)
+    return make_task(model, bundle.train, (bundle.x_test, bundle.y_test), eval_batch_size=64)
+
+
+def cases() -> dict[str, dict]:
+    """Every algorithm, a server with momentum, a model with statistics, faults, window=auto."""
+    methods = {name: {"algorithm": kind()} for name, kind in BY_NAME.items()}
+    judged = {"algorithm": BY_NAME["fedcm"](), "averagers": [WIMA("auto"), WIMA(2)]}
+    return {
+        **methods,
+        "momentum": {"server_opt": SGD(momentum=0.9), "momentum": 0.5},
+        "statistics": {"model": normed},
+        "window=auto": judged,
+    }
+
+
+def result(case: dict, **options) -> dict[str, object]:
+    """The hash of all that a run gives, and its last model."""
+    case = dict(case)
+    task = task_of(case.pop("model", plain))
+    with simulate(task, **OPTIONS, **case, **options) as simulation:
+        records = [record._replace(seconds=0.0) for record in simulation]
+        total = hashlib.sha256(repr(records).encode())
+        for name, w in simulation.vectors().items():
+            total.update(name.encode() + w.numpy().tobytes())
+        return {"rounds": len(records), "hash": total.hexdigest(), "w": simulation.w.tolist()}
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory) -> dict[str, dict]:
+    """The results of all cases on two ranks, computed by one pair of processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+
+    def work(rank: int) -> None:
+        found = {name: result(case, engine="distributed") for name, case in cases().items()}
+        for name in ("fedavg", "scaffold", "statistics"):
+            reduced = result(cases()[name], engine="distributed", collective="reduce")
+            found[f"{name}, reduced"] = reduced
+        (folder / f"{rank}.json").write_text(json.dumps(found))
+
+    ended = ranks(2, work, folder)
+    assert [rank.code for rank in ended] == [0, 0], ended
+    silent = json.loads((folder / "1.json").read_text())
+    assert {case["rounds"] for case in silent.values()} == {0}
+    return json.loads((folder / "0.json").read_text())
+
+
+@pytest.mark.parametrize("name", cases())
+def test_two_ranks_give_the_bytes_of_serial(name, on_two_ranks):
+    assert on_two_ranks[name] == result(cases()[name], engine="serial")
+
+
+def test_sums_of_ranks_are_equal_up_to_rounding(on_two_ranks):
+    expected = result(cases()["fedavg"], engine="serial")
+    found = on_two_ranks["fedavg, reduced"]
+    torch.testing.assert_close(torch.tensor(found["w"]), torch.tensor(expected["w"]))
+
+
+@pytest.mark.parametrize("name", ["scaffold", "statistics"])
+def test_where_each_visit_is_needed_reduce_gathers(name, on_two_ranks):
+    assert on_two_ranks[f"{name}, reduced"] == on_two_ranks[name]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_number_of_ranks_does_not_matter(count, tmp_path):
+    names = ("fedavg", "adabest")
+
+    def work(rank: int) -> None:
+        found = [result(cases()[name], engine="distributed") for name in names]
+        if rank == 0:
+            (tmp_path / "found.json").write_text(json.dumps(found))
+
+    assert [rank.code for rank in ranks(count, work, tmp_path)] == [0] * count
+    expected = [result(cases()[name], engine="serial") for name in names]
+    assert json.loads((tmp_path / "found.json").read_text()) == expected
+
+
+@pytest.mark.parametrize(("name", "per_client"), [("fedavg", 1), ("feddyn", 2), ("scaffold", 3)])
+def test_a_round_sends_the_vectors_that_the_page_counts(name, per_client, tmp_path):
+    """A model to each rank; of each client there its end, and its shift and path if it has them."""
+    options = {**OPTIONS, "rounds": 1, "clients_per_round": 6, "eval_every": 0, "steps": 2}
+
+    def work(rank: int) -> None:
+        simulated = run(task_of(), BY_NAME[name](), engine="distributed", **options)
+        group = join()
+        if rank == 0:
+            size = 4 * len(simulated.vectors["plain"])
+            (tmp_path / "bytes.json").write_text(json.dumps([group.sent + group.received, size]))
+
+    assert [rank.code for rank in ranks(2, work, tmp_path)] == [0, 0]
+    sent, size = json.loads((tmp_path / "bytes.json").read_text())
+    vectors = 1 + 3 * per_client  # half of the six clients are rank 1's: all have two steps
+    assert vectors * size < sent < (vectors + 1) * size
+
+
+def test_torchrun_writes_the_run_that_serial_writes(tmp_path):
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", str(free_port()), "-m", "wima", "run", *DISTRIBUTED]
+    around = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--out", str(path)], env=around, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("round 12/12") == 1  # one rank alone has a terminal
+    launch(load_settings("digits", SERIAL[1:]), tmp_path / "serial")
+    assert outcome(path) == outcome(tmp_path / "serial")
+
+
+def test_a_killed_rank_ends_the_run_which_goes_on_with_others_to_the_same_bytes(tmp_path):
+    path = tmp_path / "run"
+
+    def begin(rank: int) -> None:
+        if rank == 1:
+            die_in_round(4)
+        wima("run", *DISTRIBUTED, "--out", str(path))
+
+    def go_on(rank: int) -> None:
+        if rank == 2:
+            die_in_round(8)
+        wima("resume", str(path))
+
+    for count, work, done in ((2, begin, 4), (3, go_on, 8)):
+        before = time.monotonic()
+        ended = ranks(count, work, tmp_path)
+        assert time.monotonic() - before < 30
+        assert [rank.code for rank in ended] == [1] * (count - 1) + [-9]  # all have ended
+        status = json.loads((path / "status.json").read_text())
+        assert f"Rank {count - 1} ended" in ended[0].output
+        assert f"failed after {done} of 12 rounds" in ended[0].output
+        assert (status["state"], status["done"]) == ("failed", done)
+        for helper in ended[1:-1]:
+            assert "Error: Rank 0" in helper.output
+    assert resume(path, changes=["engine=serial"]).settings.engine == "serial"
+    launch(load_settings("digits", SERIAL[1:]), tmp_path / "serial")
+    assert outcome(path) == outcome(tmp_path / "serial")
+
+
+@pytest.mark.parametrize(
+    ("differs", "said"),
+    [
+        (["lr=0.3"], "rank 1 differs in lr: 0.3, but"),
+        (["collective=reduce"], "rank 1 differs in collective: 'reduce', but 'gather' at rank 0"),
+    ],
+)
+def test_ranks_with_other_settings_are_named(differs, said, tmp_path):
+    path = tmp_path / "run"
+
+    def work(rank: int) -> None:
+        wima("run", *DISTRIBUTED, *(differs if rank == 1 else ()), "--out", str(path))
+
+    ended = ranks(3, work, tmp_path)
+    assert [rank.code for rank in ended] == [2, 2, 2]
+    assert all(said in rank.output for rank in ended)
+    assert not path.exists()
+
+
+def test_ranks_with_other_data_are_named(tmp_path):
+    def work(rank: int) -> None:
+        task = task_of()
+        task.data.x[rank] += rank
+        with pytest.raises(UsageError, match="rank 1 differs in data: "):
+            simulate(task, engine="distributed", **OPTIONS)
+
+    assert [rank.code for rank in ranks(2, work, tmp_path)] == [0, 0]
+
+
+def test_a_rank_that_cannot_start_ends_the_others(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()  # so rank 0 refuses to write there
+    work = lambda rank: wima("run", *DISTRIBUTED, "--out", str(path))  # noqa: E731
+    first, second = ranks(2, work, tmp_path)
+    assert (first.code, second.code) == (2, 1)
+    assert "exists already" in first.output
+    assert "Rank 0" in second.output
+    assert list(path.iterdir()) == []
+
+
+def test_an_error_of_a_client_names_it_as_elsewhere(tmp_path):
+    def work(rank: int) -> None:
+        task = task_of()
+        broken = task._replace(gradient=None, workspace=None)
+        run(broken, engine="distributed", **OPTIONS)
+
+    first, second = ranks(2, work, tmp_path)
+    assert (first.code, second.code) == (1, 1)
+    assert "RunError: round 0, client " in first.output
+    assert "local training: TypeError" in first.output
+
+
+def test_outside_torchrun_the_command_is_shown(cli, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    code, _, errors = cli("run", *DISTRIBUTED)
+    assert code == 2
+    assert "torchrun --nproc-per-node 2 -m wima run ... engine=distributed" in errors
+
+
+def test_torchrun_and_srun_say_where_a_process_is():
+    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    srun = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77", "SLURM_LOCALID": "1"}
+    srun["SLURM_JOB_NODELIST"] = "n[03-04]"
+    assert place({**torchrun, **srun}) == Place(3, 8, "a", 29500)
+    found = place(srun)
+    assert found[:3] == (5, 8, "n03") and found.local == 1
+    assert place({**srun, "SLURM_PROCID": "0"}).port == found.port
+    assert place({**srun, "MASTER_ADDR": "b", "MASTER_PORT": "1234"})[2:4] == ("b", 1234)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"RANK": "two"}, "RANK must be a whole number, got 'two'"),
+        ({"RANK": "2"}, "RANK must be less than WORLD_SIZE 2, got 2"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(wrong, said):
+    right = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    with pytest.raises(UsageError, match=said):
+        place({**right, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n[03-10,12],m1", "n03"), ("a-b[7,9]", "a-b7"), ("x,y[1-2]", "x")],
+)
+def test_the_first_of_slurms_nodes_is_where_ranks_meet(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_long_visits_are_shared_out_first():
+    costs = [3, 9, 4, 4, 3, 1]
+    owners = shared_out(costs, 2)
+    loads = [sum(c for c, o in zip(costs, owners, strict=True) if o == rank) for rank in (0, 1)]
+    assert loads == [sum(costs) / 2] * 2
+    assert shared_out(costs, 1) == [0] * len(costs)
+    assert shared_out([5], 3) == [0]
+
+
+@pytest.mark.parametrize("given", [{}, {"steps": 4}, {"batch_size": "full", "epochs": 3}])
+@pytest.mark.parametrize("last", ["fill", "short"])
+def test_steps_are_counted_as_they_are_planned(given, last):
+    sgd = LocalSGD(**given, last_batch=last)
+    for n in (1, 9, 10, 25):
+        plan = sgd.plan(n, np.random.default_rng(0))
+        assert len(plan) == sgd.count(n)
+        assert max(map(len, plan)) <= sgd.size(n)
