@@ -25,6 +25,7 @@ MICRO: dict[str, Callable[[int], dict[str, Any]]] = {
         "loop",
         "report",
         "flower",
+        "distributed",
     )
 }
 

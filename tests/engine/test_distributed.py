@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.helpers.interrupted import outcome
 from tests.helpers.paths import ROOT
-from tests.helpers.ranks import die_in_round, free_port, ranks, wima
+from tests.helpers.ranks import die_in_round, free_port, ranks, stop_in_round, wima
 from wima.algorithms import BY_NAME
 from wima.algorithms.server_opt import SGD
 from wima.averaging import WIMA
@@ -182,6 +182,21 @@ def test_a_killed_rank_ends_the_run_which_goes_on_with_others_to_the_same_bytes(
     assert resume(path, changes=["engine=serial"]).settings.engine == "serial"
     launch(load_settings("digits", SERIAL[1:]), tmp_path / "serial")
     assert outcome(path) == outcome(tmp_path / "serial")
+
+
+def test_a_rank_that_falls_silent_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("wima.engine.group.SILENCE", 2.0)
+    monkeypatch.setattr("wima.engine.pulse.GRACE", 0.5)
+
+    def work(rank: int) -> None:
+        if rank == 1:
+            stop_in_round(2, seconds=5)
+        run(task_of(), engine="distributed", **OPTIONS)
+
+    first, second = ranks(2, work, tmp_path)
+    assert (first.code, second.code) == (1, 1)
+    assert "Error: Rank 1 has been silent for 2 s" in first.output
+    assert "Rank 0 " in second.output
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -83,11 +84,25 @@ def wima(*arguments: str) -> None:
 
 def die_in_round(t: int) -> None:
     """This process is killed when it trains its first client of a round."""
+    _before(t, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def stop_in_round(t: int, seconds: float) -> None:
+    """This process stands still for so long when it trains its first client of a round."""
+
+    def stop() -> None:
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    _before(t, stop)
+
+
+def _before(t: int, act: Callable[[], object]) -> None:
     solve = Solver.solve
 
-    def solve_or_die(self, problem):
+    def act_and_solve(self, problem):
         if problem.t == t:
-            os.kill(os.getpid(), signal.SIGKILL)
+            act()
         return solve(self, problem)
 
-    Solver.solve = solve_or_die
+    Solver.solve = act_and_solve

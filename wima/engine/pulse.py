@@ -18,16 +18,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from wima.core.errors import RunError
 from wima.core.text import echo
 
-BEAT = 0.5  # seconds between two numbers
+BEAT = 0.25  # seconds between two numbers
 SILENCE = 15.0  # seconds after which a rank counts as lost
 PATIENCE = 300.0  # the same before the first round: reading data can stop a process for long
 GRACE = 8.0  # seconds in which the run can end by itself when a rank is lost
-NAMING = 3.0  # seconds of silence that tell which rank closed its connections
+NAMING = 2.0  # seconds of silence that tell which rank closed its connections
 FAREWELL = 2.0  # seconds that rank 0 waits for the others at its end
 LEFT = b"left"
-
-
-NOBODY = (0, (b"", float("inf")))
 
 
 class Pulse:
@@ -36,11 +33,14 @@ class Pulse:
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._key = store, rank, f"pulse/{rank}"
         self._others = range(1, size) if rank == 0 else [0]
-        self._heard = {other: (b"", time.monotonic()) for other in self._others}
+        self._heard = dict.fromkeys(self._others, b"")  # the newest number
+        # Counted, not timed: after all ranks were stopped together, none of them is lost.
+        self._missed = dict.fromkeys(self._others, 0)  # own beats since
         self._stop = threading.Event()
         self.needed = True  # whether this process cannot go on without the others
         self.silence = PATIENCE
         self.lost: str | None = None  # which rank, and how
+        self._lost: set[int] = set()
         store.set(self._key, "0")
         self._thread = threading.Thread(target=self._run, name="wima-pulse", daemon=True)
         self._thread.start()
@@ -52,12 +52,12 @@ class Pulse:
 
     def reason(self, error: Exception) -> str:
         """Which rank is behind an error of a connection."""
-        failed = time.monotonic()
-        while self.lost is None and time.monotonic() - failed < 2 * NAMING:
+        limit = time.monotonic() + 4 * NAMING
+        while self.lost is None and time.monotonic() < limit:
             time.sleep(BEAT / 5)
-            rank, (_, at) = min(self._heard.items(), key=lambda heard: heard[1][1], default=NOBODY)
-            if time.monotonic() - at > NAMING:
-                return _sentence(rank, "ended or cannot be reached any more")
+            rank = max(self._missed, key=self._missed.__getitem__, default=0)
+            if self._missed.get(rank, 0) > NAMING / BEAT:
+                self._lose(rank, "ended or cannot be reached any more")
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         return self.lost or f"The connection between the ranks failed: {text}"
 
@@ -79,7 +79,9 @@ class Pulse:
         limit = time.monotonic() + FAREWELL
         with suppress(RuntimeError):
             while time.monotonic() < limit and any(
-                self._store.get(f"pulse/{other}") != LEFT for other in self._others
+                self._store.get(f"pulse/{other}") != LEFT
+                for other in self._others
+                if other not in self._lost
             ):
                 time.sleep(BEAT / 10)
 
@@ -90,7 +92,7 @@ class Pulse:
             try:
                 self._store.set(self._key, str(beats))
                 self._listen()
-            except RuntimeError:  # the store is in rank 0's process, or torchrun's beside it
+            except RuntimeError:  # the store is in rank 0's process, or in torchrun's beside it
                 self._lose(0, "ended or cannot be reached any more")
             if self.lost is None:
                 continue
@@ -102,16 +104,16 @@ class Pulse:
 
     def _listen(self) -> None:
         for other in self._others:
-            beat, at = self._store.get(f"pulse/{other}"), time.monotonic()
-            before, then = self._heard[other]
+            beat, before = self._store.get(f"pulse/{other}"), self._heard[other]
+            self._heard[other] = beat
+            self._missed[other] = 0 if beat != before else self._missed[other] + 1
             if beat == LEFT:
                 self._lose(other, "has ended")
-            elif beat != before:
-                self._heard[other] = beat, at
-            elif at - then > self.silence:
+            elif self._missed[other] > self.silence / BEAT:
                 self._lose(other, f"has been silent for {self.silence:.0f} s")
 
     def _lose(self, rank: int, how: str) -> None:
+        self._lost.add(rank)
         self.lost = self.lost or _sentence(rank, how)
 
     def _end(self) -> None:
@@ -127,5 +129,4 @@ class Pulse:
 
 
 def _sentence(rank: int, how: str) -> str:
-    hint = "" if rank else " Rank 0's output says why."
-    return f"Rank {rank} {how}, so the run cannot go on.{hint}"
+    return f"Rank {rank} {how}, so the run cannot go on; the output of rank {rank} may say why."
