@@ -26,6 +26,7 @@ from wima.data.sets.digits import digits
 from wima.engine.distributed import shared_out
 from wima.engine.group import join
 from wima.engine.ranks import Place, first_host, place
+from wima.models import MLP
 from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings
 from wima.simulation.simulation import run, simulate
@@ -123,22 +124,38 @@ def test_the_number_of_ranks_does_not_matter(count, tmp_path):
     assert json.loads((tmp_path / "found.json").read_text()) == expected
 
 
-@pytest.mark.parametrize(("name", "per_client"), [("fedavg", 1), ("feddyn", 2), ("scaffold", 3)])
-def test_a_round_sends_the_vectors_that_the_page_counts(name, per_client, tmp_path):
-    """A model to each rank; of each client there its end, and its shift and path if it has them."""
+def vectors_sent(ranks: int, away: int) -> dict[str, int]:
+    """The page's table: vectors that a round sends, with so many clients at ranks other than 0."""
+    r = ranks - 1
+    with_a_shift = dict.fromkeys(("fedcm", "feddyn", "adabest"), r + 2 * away)
+    with_a_gradient = dict.fromkeys(("scaffold", "mimelite"), r + 3 * away)
+    alike = {"fedavg": r + away, "fedprox": r + away, "fedacg": 2 * r + away}
+    return {**alike, **with_a_shift, **with_a_gradient, "mime": 3 * r + 2 * away, "reduced": 2 * r}
+
+
+def test_a_round_sends_the_vectors_that_the_page_counts(tmp_path):
     options = {**OPTIONS, "rounds": 1, "clients_per_round": 6, "eval_every": 0, "steps": 2}
+    bundle = digits(num_clients=12, alpha=None)
+    task = make_task(MLP, bundle.train, (bundle.x_test, bundle.y_test))
 
     def work(rank: int) -> None:
-        simulated = run(task_of(), BY_NAME[name](), engine="distributed", **options)
-        group = join()
-        if rank == 0:
-            size = 4 * len(simulated.vectors["plain"])
-            (tmp_path / "bytes.json").write_text(json.dumps([group.sent + group.received, size]))
+        found, group = {}, join()
+        for name in vectors_sent(2, 3):
+            before = group.sent + group.received
+            reduced = {"collective": "reduce"} if name == "reduced" else {}
+            algorithm = BY_NAME.get(name, BY_NAME["fedavg"])()
+            run(task, algorithm, engine="distributed", **options, **reduced)
+            found[name] = group.sent + group.received - before
+        (tmp_path / f"{rank}.json").write_text(json.dumps(found))
 
     assert [rank.code for rank in ranks(2, work, tmp_path)] == [0, 0]
-    sent, size = json.loads((tmp_path / "bytes.json").read_text())
-    vectors = 1 + 3 * per_client  # half of the six clients are rank 1's: all have two steps
-    assert vectors * size < sent < (vectors + 1) * size
+    found, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert found == other
+    assert set(BY_NAME) < set(found)
+    size = 4 * len(task.init(0))
+    for name, vectors in vectors_sent(2, 3).items():
+        messages = found[name] - vectors * size
+        assert 0 < messages < 6 * 1000, name
 
 
 def test_torchrun_writes_the_run_that_serial_writes(tmp_path):
