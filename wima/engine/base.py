@@ -63,6 +63,7 @@ class Engine:
 
     name: str
     runs_ahead = False  # whether `begin` does anything
+    helps = False  # whether another process runs the rounds, see `serve`
 
     def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
         """Start on the round that will be asked for next."""

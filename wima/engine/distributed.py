@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -114,11 +114,12 @@ class Distributed(Pool):
         if self._closed:
             return
         self._closed = True
-        if self._waiting or self.group.pulse.lost is not None:
-            self.group.leave()
-            return
-        self.group.tell({"do": "end"})
-        self.group.end()
+        if not self._waiting:
+            with suppress(RunError):  # a rank was lost after its work was done
+                self.group.tell({"do": "end"})
+                self.group.end()
+                return
+        self.group.leave()
 
     def _hand_out(self, what: str, problems: list[Problem], **more: Any) -> list[int]:
         """Send each rank its problems; the rank of each problem."""
@@ -172,7 +173,7 @@ class Distributed(Pool):
 class Helper(Engine):
     """Any other rank: solves what rank 0 sends."""
 
-    name = "distributed"
+    name, helps = "distributed", True
 
     def __init__(self, group: Group, setup: Setup, w: Vector) -> None:
         self.group, self._setup = group, setup

@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from wima.core.errors import RunError, UsageError
 from wima.core.vector import Vector
 from wima.core.version import __version__
-from wima.engine.pulse import SILENCE, Pulse
+from wima.engine.pulse import PATIENCE, SILENCE, Pulse
 from wima.engine.ranks import Place, place
 
 JOIN = timedelta(minutes=5)  # for the last rank to come
@@ -92,7 +92,7 @@ class Group:
 
     def end(self) -> None:
         """A run has ended, and with it the need for the others."""
-        self.pulse.needed = False
+        self.pulse.needed, self.pulse.silence = False, PATIENCE
 
     def leave(self) -> None:
         """Stop being a part of the group; whoever needs this rank ends."""

@@ -33,7 +33,7 @@ from wima.runs.folder import (
     run_name,
 )
 from wima.runs.progress import Progress
-from wima.runs.ranks import arithmetic, engine_of, settings_to_resume
+from wima.runs.ranks import arithmetic, check_rank_0, engine_of, settings_to_resume
 from wima.runs.records import RECORDS, sums
 from wima.runs.settings import Settings
 from wima.runs.snapshots import Snapshots
@@ -81,6 +81,7 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
     trackers = Trackers(settings.trackers)
     try:
         with build(settings, path / FOLDER, print, **instead) as simulation:
+            check_rank_0(simulation)
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             folder = RunFolder.create(path, settings, simulation.facts())
@@ -117,6 +118,7 @@ def resume(
         )
         settings = wanted.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER, **instead) as simulation:
+            check_rank_0(simulation)
             snapshots = _snapshots(path, settings, simulation)
             identity = _identity(settings, simulation)
             start = _start(run, simulation, snapshots, identity)

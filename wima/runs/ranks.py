@@ -10,6 +10,7 @@ from wima.engine import EXACT
 from wima.runs.build import build
 from wima.runs.folder import Run, read_run
 from wima.runs.settings import CHANGEABLE, Settings, change_settings
+from wima.simulation.simulation import Simulation
 
 
 def helps(settings: Settings) -> bool:
@@ -29,6 +30,15 @@ def help_rank_0(settings: Settings) -> None:
     with build(settings.model_copy(update={"averagers": []})) as simulation:
         for _ in simulation:
             pass
+
+
+def check_rank_0(simulation: Simulation) -> None:
+    """Refuse to write a run that another process runs."""
+    check(
+        not simulation.helps,
+        "Only rank 0 of a distributed run writes a folder; start it with `wima run` or "
+        "`wima resume`, which know that, one run at a time.",
+    )
 
 
 def helps_to_resume(path: Path, changes: Sequence[str]) -> bool:

@@ -87,6 +87,11 @@ class Simulation:
         """The engine that runs the rounds."""
         return self._engine.name
 
+    @property
+    def helps(self) -> bool:
+        """Whether this process only works for the one that runs the rounds."""
+        return self._engine.helps
+
     def facts(self) -> dict[str, str | int]:
         """What a record of the run should say of it besides its settings."""
         return {
