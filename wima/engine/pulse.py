@@ -93,6 +93,8 @@ class Pulse:
                 self._store.set(self._key, str(beats))
                 self._listen()
             except RuntimeError:  # the store is in rank 0's process, or in torchrun's beside it
+                if self._rank == 0:
+                    self.lost = self.lost or "torchrun has ended, so the run cannot go on."
                 self._lose(0, "ended or cannot be reached any more")
             if self.lost is None:
                 continue
