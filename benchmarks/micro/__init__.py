@@ -26,6 +26,7 @@ MICRO: dict[str, Callable[[int], dict[str, Any]]] = {
         "loop_auto",
         "report",
         "flower",
+        "distributed",
     )
 }
 

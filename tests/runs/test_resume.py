@@ -216,8 +216,19 @@ def test_resume_takes_settings_that_do_not_change_the_result(interrupted, tmp_pa
         resume(path, changes=["lr=0.1"])
     with pytest.raises(UsageError, match="engine cannot be changed"):
         resume(path, changes=["engine=batched"])
+    with pytest.raises(UsageError, match=r"engine cannot be changed .* distributed, coll"):
+        resume(path, changes=["engine=distributed", "collective=reduce"])
     resume(path, changes=["window_store=files", "client_memory_gb=0", "checkpoint_every=1"])
     assert read_run(path).settings.window_store == "files"
+    assert outcome(path) == outcome(interrupted / "whole")
+
+
+def test_an_engine_with_the_same_bytes_can_go_on(interrupted, tmp_path):
+    path = copy_of(interrupted, tmp_path / "run")
+    before = read_run(path).settings.engine
+    after = "reference" if before == "serial" else "serial"
+    resume(path, changes=[f"engine={after}"])
+    assert read_run(path).settings.engine == after
     assert outcome(path) == outcome(interrupted / "whole")
 
 

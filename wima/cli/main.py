@@ -80,8 +80,10 @@ def resume(
     """Go on with a run that was interrupted, killed or failed, to the same result."""
     from wima.cli.tables import show
     from wima.runs import launch
+    from wima.runs.ranks import helps_to_resume
 
-    show(launch.resume(path, changes=overrides or ()), path)
+    if not helps_to_resume(path, overrides or ()):
+        show(launch.resume(path, changes=overrides or ()), path)
 
 
 @app.command()
@@ -150,10 +152,14 @@ def list_(
 def _run_and_show(settings: object, path: Path) -> None:
     from wima.cli.tables import show
     from wima.runs.launch import launch
+    from wima.runs.ranks import help_rank_0, helps
     from wima.runs.settings import Settings
 
     assert isinstance(settings, Settings)
-    show(launch(settings, path), path)
+    if helps(settings):
+        help_rank_0(settings)
+    else:
+        show(launch(settings, path), path)
 
 
 def main() -> None:

@@ -62,19 +62,28 @@ class LocalSGD:
             full = self.batch_size >= n
         return (self.steps or self.epochs) if full else None
 
+    def size(self, n: int) -> int:
+        """The examples of a mini-batch of a client with n of them."""
+        return n if self.batch_size == "full" else self.batch_size
+
+    def count(self, n: int) -> int:
+        """The steps of a visit to a client with n examples."""
+        size = self.size(n)
+        if self.last_batch == "short":
+            return self.steps or self.epochs * ceil(n / size)
+        return self.steps or ceil(self.epochs * n / size)
+
     def plan(self, n: int, random: np.random.Generator) -> list[npt.NDArray[np.int64]]:
         """Which of a client's n examples each step sees: one permutation after another, cut up."""
-        size = n if self.batch_size == "full" else self.batch_size
+        size, steps = self.size(n), self.count(n)
         if self.last_batch == "short":
-            return self._plan_short(n, size, random)
-        steps = self.steps or ceil(self.epochs * n / size)
+            return self._plan_short(n, size, steps, random)
         passes = [random.permutation(n) for _ in range(ceil(steps * size / n))]
         return list(np.concatenate(passes)[: steps * size].reshape(steps, size))
 
     def _plan_short(
-        self, n: int, size: int, random: np.random.Generator
+        self, n: int, size: int, steps: int, random: np.random.Generator
     ) -> list[npt.NDArray[np.int64]]:
-        steps = self.steps or self.epochs * ceil(n / size)
         plan: list[npt.NDArray[np.int64]] = []
         while len(plan) < steps:
             order = random.permutation(n)

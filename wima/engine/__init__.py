@@ -1,5 +1,6 @@
 """Engines run rounds: `reference` plainly, `serial` in this process, `processes` in several,
-`batched` with all clients at once; `auto` is the fastest of the last three.
+`batched` with all clients at once; `auto` is the fastest of the last three.  `distributed` runs
+them in the processes that torchrun or srun started.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from wima.engine.processes import Processes
 from wima.engine.reference import Reference
 from wima.engine.rounds import Pooled, Serial
 
-NAMES = ("auto", "reference", "serial", "processes", "batched")
+NAMES = ("auto", "reference", "serial", "processes", "batched", "distributed")
+EXACT = ("reference", "serial", "processes", "distributed")  # the same bytes; not with `reduce`
 MakeEngine: TypeAlias = Callable[[Setup], Engine]
 
 
@@ -38,6 +40,10 @@ def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -
             from wima.engine.batched import Batched  # here: workers do not need it
 
             return Pooled(name, setup, Batched(setup, w))
+        if name == "distributed":
+            from wima.engine.distributed import distributed  # here: nobody else needs it
+
+            return distributed(setup, w, options.collective)
         raise unknown("engine", name, NAMES)
 
     if options.engine != "auto":

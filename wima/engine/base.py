@@ -63,6 +63,7 @@ class Engine:
 
     name: str
     runs_ahead = False  # whether `begin` does anything
+    helps = False  # whether another process runs the rounds, see `serve`
 
     def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
         """Start on the round that will be asked for next."""
@@ -74,6 +75,10 @@ class Engine:
     def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
         """The metrics of models by name."""
         raise NotImplementedError
+
+    def serve(self) -> bool:
+        """Work for the process that runs the rounds, until it ends the run; False if this is it."""
+        return False
 
     def close(self) -> None:
         """End workers, if there are any."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from wima.core.checks import check_count, check_one_of, check_rate, is_count
 from wima.core.errors import check
 from wima.engine.base import Weighting
+
+Collective: TypeAlias = Literal["gather", "reduce"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,7 @@ class RunOptions:
     diverged: float = 1e4
     engine: str = "auto"
     workers: int | None = None  # processes that train, this one among them
+    collective: Collective = "gather"  # how engine distributed brings clients' updates together
 
     def __post_init__(self) -> None:
         check_count("rounds", self.rounds)
@@ -40,6 +44,7 @@ class RunOptions:
         seed = self.seed
         check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
         check_one_of("weighting", self.weighting, ("examples", "uniform"))
+        check_one_of("collective", self.collective, ("gather", "reduce"))
         if self.workers is not None:
             check_count("workers", self.workers)
 

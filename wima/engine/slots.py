@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from wima.algorithms.base import Local
 from wima.core.errors import check
 from wima.core.vector import Vector
 from wima.engine.base import Setup
 from wima.engine.local import Problem, Solution
+from wima.engine.messages import fields_of, problem_of, vectors_of
 from wima.engine.shared import Handle, Shared
 
 _NUMPY = {torch.float32: "float32", torch.float64: "float64"}
@@ -39,45 +38,15 @@ class Slots:
 
     def put(self, slot: int, problem: Problem) -> dict[str, Any]:
         """Write a problem; what is returned goes to the worker as a message."""
-        message: dict[str, Any] = {
-            "slot": slot,
-            "t": problem.t,
-            "client": problem.client,
-            "lr": problem.lr,
-            "full_gradient": problem.full_gradient,
-            "path_gradient": problem.path_gradient,
-            "share": problem.share,
-            "local": None,
-        }
-        local = problem.local
-        if local is not None:
-            same = local.start.data_ptr() == problem.w.data_ptr()
-            if not same:
-                self.start[slot].copy_(local.start)
-            if isinstance(local.shift, Tensor):
-                self.shift[slot].copy_(local.shift)
-            message["local"] = {
-                "start": "w" if same else "slot",
-                "scale": float(local.scale),
-                "prox": float(local.prox),
-                "shift": "slot" if isinstance(local.shift, Tensor) else float(local.shift),
-                "anchored": bool(local.anchored),
-            }
-        return message
+        for name, vector in vectors_of(problem).items():
+            (self.start if name == "start" else self.shift)[slot].copy_(vector)
+        return {"slot": slot, **fields_of(problem)}
 
     def get(self, message: dict[str, Any]) -> Problem:
         """The problem of a message, on the worker's side."""
-        slot, fields = message["slot"], message["local"]
-        local = None
-        if fields is not None:
-            start = self.start[slot]
-            if fields["start"] == "w":
-                start = self.w[: len(start)]
-            shift = self.shift[slot] if fields["shift"] == "slot" else fields["shift"]
-            local = Local(start, fields["scale"], fields["prox"], shift, fields["anchored"])
-        t, client, lr = message["t"], message["client"], message["lr"]
-        wanted = message["full_gradient"], message["path_gradient"], message["share"]
-        return Problem(t, client, lr, self.w, local, *wanted)
+        slot = message["slot"]
+        vectors = {"start": self.start[slot], "shift": self.shift[slot]}
+        return problem_of(message, self.w, len(vectors["start"]), vectors)
 
     def put_solution(self, slot: int, solution: Solution) -> None:
         if solution.end is not None:

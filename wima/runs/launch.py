@@ -33,8 +33,9 @@ from wima.runs.folder import (
     run_name,
 )
 from wima.runs.progress import Progress
+from wima.runs.ranks import arithmetic, check_rank_0, engine_of, settings_to_resume
 from wima.runs.records import RECORDS, sums
-from wima.runs.settings import CHANGEABLE, Settings, change_settings
+from wima.runs.settings import Settings
 from wima.runs.snapshots import Snapshots
 from wima.runs.trackers.dispatch import Trackers
 from wima.simulation.simulation import Record, Simulation
@@ -80,6 +81,7 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
     trackers = Trackers(settings.trackers)
     try:
         with build(settings, path / FOLDER, print, **instead) as simulation:
+            check_rank_0(simulation)
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             folder = RunFolder.create(path, settings, simulation.facts())
@@ -104,9 +106,11 @@ def resume(
     try:
         if run.status["state"] == "done" and is_intact(run):
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
-        wanted = change_settings(run.settings, changes, CHANGEABLE)
+        wanted = settings_to_resume(run, changes)
         trackers = Trackers(wanted.trackers)
         engine = run.environment.get("engine", wanted.engine)
+        if engine in NAMES and wanted.engine != "auto":  # it may have been changed since
+            engine = wanted.engine
         check(
             engine in NAMES or "make" in instead,
             f"The run in {path} was run by engine {engine!r}, which `wima resume` does not "
@@ -114,6 +118,7 @@ def resume(
         )
         settings = wanted.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER, **instead) as simulation:
+            check_rank_0(simulation)
             snapshots = _snapshots(path, settings, simulation)
             identity = _identity(settings, simulation)
             start = _start(run, simulation, snapshots, identity)
@@ -166,17 +171,21 @@ VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum")
 def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
     """What must be the same for a run to resume to the same bytes."""
     around = {**environment(), **simulation.facts()}
+    around["engine"] = engine_of(simulation.engine, settings)
     return {**settings.in_results(), **{name: around[name] for name in (*VERSIONS, *FACTS)}}
 
 
 def _check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
     """Refuse what would give another result.  Before the first checkpoint, the folder tells."""
     at_first = {name: run.environment.get(name) for name in (*VERSIONS, *FACTS)}
+    if at_first["engine"] is not None:
+        at_first["engine"] = engine_of(at_first["engine"], run.settings)
     then = found[0].identity if found else {n: v for n, v in at_first.items() if v is not None}
     differ = [
         f"{name}: {value!r} then, {now.get(name)!r} now"
         for name, value in sorted(then.items())
         if value != json.loads(json.dumps(now.get(name)))
+        and not (name == "engine" and arithmetic(value) == arithmetic(now[name]))
     ]
     if not found and run.settings.run_id != run.status.get("settings", run.settings.run_id):
         differ.append("settings.toml was changed")

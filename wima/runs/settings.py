@@ -79,8 +79,8 @@ class Choice(BaseModel):
 
 # Settings that say how a run is computed and kept, not what it gives.
 NOT_IN_RESULTS = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes"}
-NOT_IN_RESULTS |= {"window_store", "client_memory_gb", "snapshots", "trackers"}
-CHANGEABLE = NOT_IN_RESULTS - {"engine", "device"}  # when a run is resumed
+NOT_IN_RESULTS |= {"collective", "window_store", "client_memory_gb", "snapshots", "trackers"}
+CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `runs/ranks.py`
 PARTS = (RunOptions, LocalSGD, Faults)  # these declare their own options
 
 if TYPE_CHECKING:

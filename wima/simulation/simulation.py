@@ -87,6 +87,11 @@ class Simulation:
         """The engine that runs the rounds."""
         return self._engine.name
 
+    @property
+    def helps(self) -> bool:
+        """Whether this process only works for the one that runs the rounds."""
+        return self._engine.helps
+
     def facts(self) -> dict[str, str | int]:
         """What a record of the run should say of it besides its settings."""
         return {
@@ -113,7 +118,7 @@ class Simulation:
         return self
 
     def __next__(self) -> Record:
-        if self.t == self.rounds:
+        if self.t == self.rounds or (not self._closed and self._engine.serve()):
             self.close()
             raise StopIteration
         if self._closed:
@@ -232,6 +237,8 @@ def simulate(
     cohorts: (seed, t) -> the clients of round t, instead of uniform sampling.
     faults: clients that drop out, straggle or return nonsense; see `Faults`.
     make: a function that makes the engine.
+    With engine "distributed", all ranks call this; the iterators of ranks 1, 2, ... solve what rank
+    0 sends them and give no records.
     """
     run, sgd = _sorted_out(options)
     check_cohort_size(run.clients_per_round, task.data.num_clients)

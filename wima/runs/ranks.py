@@ -1,0 +1,73 @@
+"""The ranks of a run with engine `distributed`: only rank 0 has a folder and a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from wima.core.errors import check
+from wima.engine import EXACT
+from wima.runs.build import build
+from wima.runs.folder import Run, read_run
+from wima.runs.settings import CHANGEABLE, Settings, change_settings
+from wima.simulation.simulation import Simulation
+
+
+def helps(settings: Settings) -> bool:
+    """Whether this process works for rank 0; what is to be run is compared between all ranks."""
+    if settings.engine != "distributed":
+        return False
+    from wima.engine.group import join  # here: nobody else needs it
+
+    group = join()
+    more = {"collective": settings.collective, "device": settings.device}
+    group.agree({**settings.in_results(), **more})
+    return group.rank > 0
+
+
+def help_rank_0(settings: Settings) -> None:
+    """Solve what rank 0 sends until its run ends; nothing is written or printed."""
+    with build(settings.model_copy(update={"averagers": []})) as simulation:
+        for _ in simulation:
+            pass
+
+
+def check_rank_0(simulation: Simulation) -> None:
+    """Refuse to write a run that another process runs."""
+    check(
+        not simulation.helps,
+        "Only rank 0 of a distributed run writes a folder; start it with `wima run` or "
+        "`wima resume`, which know that, one run at a time.",
+    )
+
+
+def helps_to_resume(path: Path, changes: Sequence[str]) -> bool:
+    """Work for rank 0 until a run that it resumes has ended; False if this process resumes it."""
+    settings = settings_to_resume(read_run(path), changes)
+    if not helps(settings):
+        return False
+    help_rank_0(settings)
+    return True
+
+
+def settings_to_resume(run: Run, changes: Sequence[str]) -> Settings:
+    """The settings of a run with some changed; the engine only to one that gives the same bytes."""
+    wanted = change_settings(run.settings, changes, CHANGEABLE)
+    before, after = (engine_of(s.engine, s) for s in (run.settings, wanted))
+    check(
+        arithmetic(before) == arithmetic(after),
+        f"engine cannot be changed from {before} to {after} in a run that was begun: only "
+        f"{', '.join(EXACT)} (collective=gather) give the same bytes.",
+    )
+    return wanted
+
+
+def engine_of(name: str, settings: Settings) -> str:
+    """The engine, with what its bytes depend on besides."""
+    reduces = name == "distributed" and settings.collective == "reduce"
+    return "distributed, collective=reduce" if reduces else name
+
+
+def arithmetic(engine: str) -> str:
+    """The same for engines that give the same bytes."""
+    return "exact" if engine in EXACT else engine
