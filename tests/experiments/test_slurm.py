@@ -1,6 +1,8 @@
 """Sweeps over a real SLURM of two nodes: interrupted or not, they end with the local bytes."""
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -9,6 +11,7 @@ import pytest
 
 from tests.helpers.commands import environment, start
 from tests.helpers.interrupted import outcome
+from tests.helpers.paths import ROOT
 from tests.helpers.slurm import cluster, slurm, start_again
 from tests.helpers.sweeps import jobs_of, played, states
 from tests.helpers.waiting import rounds_recorded, wait_for
@@ -18,6 +21,9 @@ from wima.experiments.slurm import missing
 LONG = ["rounds=300", "eval_every=20", "eval_last=1", "checkpoint_every=50", "engine=serial"]
 GRID = ["clients_per_round=5,1000"]
 SWEEP = ["sweep", "digits", *LONG, "--grid", *GRID, "--seeds", "0,1", "--out", "runs"]
+
+PAGE = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^wima sweep .*$", PAGE, flags=re.M)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,6 +105,17 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path, cli):
     script = tmp_path / "script.sh"
     script.write_text(out[out.index("#!/bin/bash") :])
     slurm("sbatch", "--test-only", str(script))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_on_the_page_are_understood(tmp_path, cli, command):
+    (tmp_path / "runs" / "sweep").mkdir(parents=True)
+    code, out, _ = cli(*shlex.split(command, comments=True)[1:], "--dry-run")
+    assert (
+        code == 0
+        and out.count("waiting ") == 6
+        and ("--slurm" in command) == ("sbatch" in out.lower())
+    )
 
 
 @pytest.mark.parametrize(

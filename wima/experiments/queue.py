@@ -12,6 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from wima.core.errors import UsageError
 from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
@@ -65,10 +66,13 @@ class Queue:
 
 
 def _read_jobs(folder: Path) -> dict[str, tuple[str, Path]]:
-    found = {}
+    found: dict[str, tuple[str, Path]] = {}
     for file in sorted(folder.glob(f"*/{JOBS}"), key=lambda file: file.stat().st_mtime_ns):
-        for job, run in json.loads(read_text(file)).items():
-            found[run] = (job, file.parent)
+        try:
+            jobs = dict(json.loads(read_text(file)))
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(f"{file} is damaged: {error}. Remove it.") from None
+        found.update({run: (job, file.parent) for job, run in jobs.items()})
     return found
 
 
