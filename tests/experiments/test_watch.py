@@ -6,13 +6,14 @@ import sys
 
 import pytest
 
-from tests.helpers.sweeps import SMALL, jobs_of, played, states
+from tests.helpers.sweeps import SMALL, jobs_of, states
 from wima.core.errors import UsageError
 from wima.experiments import queue as queues
 from wima.experiments.job import RunJob
 from wima.experiments.queue import Queue, write_jobs
 from wima.experiments.slurm import missing
 from wima.experiments.watch import Watch
+from wima.runs.launch import launch
 from wima.storage.lock import Lock
 
 
@@ -140,7 +141,7 @@ def test_a_job_executes_its_run_once(tmp_path, handlers):
     stamp = (path / "status.json").stat().st_mtime_ns
     RunJob()(str(path), settings)
     assert (path / "status.json").stat().st_mtime_ns == stamp
-    played([job], tmp_path)
+    launch(job.settings, tmp_path / job.name)
     one, other = (folder / "records.jsonl" for folder in (path, tmp_path / job.name))
     assert one.read_bytes() == other.read_bytes()
 
@@ -193,6 +194,6 @@ def test_options_that_make_no_sense_end_with_2(tmp_path, cli, options, message):
 def test_without_submitit_the_package_to_install_is_named(tmp_path, cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     for more in ([], ["--dry-run"]):
-        code, _, errors = cli("sweep", "digits", *SMALL, "--slurm", *more)
-        assert code == 2 and "pip install 'wima[slurm]'" in errors
+        code, out, errors = cli("sweep", "digits", *SMALL, "--slurm", *more)
+        assert code == 2 and not out and "pip install 'wima[slurm]'" in errors
         assert not list(tmp_path.iterdir())

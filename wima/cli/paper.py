@@ -131,13 +131,12 @@ def _resources(slurm: bool, *values: str | int | None) -> Resources | None:
 
 def _execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
     from wima.experiments.live import follow, summary
+    from wima.experiments.slurm import check_available
     from wima.runs.launch import Interrupted
 
-    check(
-        how.slurm is None or how.jobs is None,
-        "--jobs is for this machine; with --slurm, it is "
-        "--parallel that limits how many runs there are at the same time.",
-    )
+    if how.slurm is not None and not how.watch:
+        check(how.jobs is None, "--jobs is for this machine; with --slurm, give --parallel.")
+        check_available()
     if how.dry:
         _describe(runs, folder, how)
         return
@@ -183,12 +182,9 @@ def _describe(runs: list[Job], folder: Path, how: How) -> None:
     from wima.experiments.sweep import State
     from wima.experiments.watch import Watch
 
-    if how.watch or how.slurm is not None:
-        states: list[State] = Watch(runs, folder).states
-    else:
-        states = [State(job, folder) for job in runs]
+    elsewhere = how.watch or how.slurm is not None
+    states = Watch(runs, folder).states if elsewhere else [State(job, folder) for job in runs]
     for state in states:
         echo(f"{state.state:<11} {state.job.name}")
-    left = missing(runs, folder) if how.slurm is not None else []
-    if how.slurm is not None and left:
+    if how.slurm is not None and not how.watch and (left := missing(runs, folder)):
         echo(f"\n{script(len(left), folder, how.slurm)}")

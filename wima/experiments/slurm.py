@@ -91,7 +91,6 @@ def _place(folder: Path) -> Path:
 
 
 def _executor(place: Path, wanted: Resources, count: int) -> SlurmExecutor:
-    check_available()
     from submitit import SlurmExecutor
 
     optional = {
