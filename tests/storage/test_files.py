@@ -86,7 +86,7 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path):
         Lock(tmp_path)
     lock.release()
     assert not is_running(tmp_path)
-    assert not is_running(tmp_path / "nowhere")
+    assert not is_running(tmp_path / "nowhere") and not (tmp_path / "nowhere").exists()
 
 
 def test_runs_can_be_imported_where_there_is_no_fcntl():

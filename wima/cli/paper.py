@@ -5,22 +5,42 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from wima.cli.arguments import Source
-from wima.core.errors import RunError, unknown
+from wima.core.errors import RunError, check, unknown
 from wima.core.text import echo
 
 if TYPE_CHECKING:
     from wima.experiments.expand import Job
     from wima.experiments.sheet import Sheet
+    from wima.experiments.slurm import Resources
+    from wima.experiments.sweep import Sweep
+    from wima.experiments.watch import Watch
 
 Seeds = Annotated[str | None, typer.Option(help="Seeds, like 0,1,2 or 0-4.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; one per core.")]
 Out = Annotated[Path | None, typer.Option(help="The folder that holds the runs.")]
 Dry = Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")]
+Watching = Annotated[bool, typer.Option("--watch", help="Only show how far the runs are.")]
+Slurm = Annotated[bool, typer.Option("--slurm", help="Run as an array job of SLURM.")]
+Partition = Annotated[str | None, typer.Option(help="With --slurm: the partition.")]
+Time = Annotated[int | None, typer.Option(min=5, help="With --slurm: minutes per job; 60.")]
+Cpus = Annotated[int | None, typer.Option(min=1, help="With --slurm: cores per run; 1.")]
+Gpus = Annotated[int | None, typer.Option(min=1, help="With --slurm: GPUs per run; none.")]
+Memory = Annotated[int | None, typer.Option(min=1, help="With --slurm: GB per run.")]
+Parallel = Annotated[int | None, typer.Option(min=1, help="With --slurm: runs at the same time.")]
+
+
+class How(NamedTuple):
+    """How the runs of a sheet are executed."""
+
+    jobs: int | None
+    dry: bool
+    watch: bool
+    slurm: Resources | None
 
 
 def paper(
@@ -35,6 +55,14 @@ def paper(
     jobs: Jobs = None,
     out: Out = None,
     dry_run: Dry = False,
+    watch: Watching = False,
+    slurm: Slurm = False,
+    partition: Partition = None,
+    time: Time = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    parallel: Parallel = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper; without a name, list them."""
     from wima.experiments.definition import experiments, find_experiment, scales
@@ -45,6 +73,7 @@ def paper(
         for known, experiment in experiments().items():
             print(f"{known:<14} {experiment.shown or 'ours':<9} {experiment.title}")
         return
+    wanted = _resources(slurm, partition, time, cpus, gpus, memory, parallel)
     label, experiment = find_experiment(name)
     if scale not in scales():
         raise unknown("scale", scale, scales())
@@ -52,7 +81,7 @@ def paper(
     listed = parse_seeds(seeds) if seeds else chosen.seeds
     kept = only.split(",") if only else []
     sheet, runs = expand(label, experiment, scale, chosen, listed, _command(), kept)
-    _execute(sheet, runs, out or Path("runs") / scale, jobs, dry_run)
+    _execute(sheet, runs, out or Path("runs") / scale, How(jobs, dry_run, watch, wanted))
 
 
 def sweep(
@@ -68,37 +97,94 @@ def sweep(
     jobs: Jobs = None,
     out: Out = None,
     dry_run: Dry = False,
+    watch: Watching = False,
+    slurm: Slurm = False,
+    partition: Partition = None,
+    time: Time = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    parallel: Parallel = None,
 ) -> None:
     """Run a grid of settings for several seeds: wima sweep digits --grid lr=0.1,0.05 --seeds 0-2"""
     from wima.experiments.grid import expand_grid, parse_seeds
 
+    wanted = _resources(slurm, partition, time, cpus, gpus, memory, parallel)
     listed = parse_seeds(seeds or "0")
     sheet, runs = expand_grid(name, source, overrides or [], grid or [], listed, _command())
-    _execute(sheet, runs, out or Path("runs") / name, jobs, dry_run)
+    _execute(sheet, runs, out or Path("runs") / name, How(jobs, dry_run, watch, wanted))
 
 
 def _command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def _execute(sheet: Sheet, runs: list[Job], folder: Path, jobs: int | None, dry: bool) -> None:
-    from wima.core.machine import cores
+def _resources(slurm: bool, *values: str | int | None) -> Resources | None:
+    """What jobs ask for, in the order of its fields; None if runs are executed on this machine."""
+    from wima.experiments.slurm import Resources
+
+    fields = zip(Resources._fields, values, strict=True)
+    given: dict[str, Any] = {name: value for name, value in fields if value is not None}
+    check(slurm or not given, f"--{next(iter(given), '')} is for jobs of SLURM; add --slurm.")
+    return Resources(**given) if slurm else None
+
+
+def _execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
     from wima.experiments.live import follow, summary
-    from wima.experiments.sheet import write_sheet
-    from wima.experiments.sweep import Sweep
+    from wima.experiments.slurm import check_available
     from wima.runs.launch import Interrupted
 
-    runner = Sweep(runs, folder, jobs or cores())
-    if dry:
-        for state in runner.states:
-            echo(f"{state.state:<11} {state.job.name}")
+    if how.slurm is not None and not how.watch:
+        check(how.jobs is None, "--jobs is for this machine; with --slurm, give --parallel.")
+        check_available()
+    if how.dry:
+        _describe(runs, folder, how)
         return
-    write_sheet(sheet, folder)
+    runner = _started(sheet, runs, folder, how)
     follow(runner)
+    local = how.slurm is None and not how.watch
     again = "The same command resumes what is left."
     if runner.stopping:
-        raise Interrupted(f"{summary(runner)}\n{again}")
+        goes_on = "The runs go on; the same command with --watch shows them again."
+        raise Interrupted(f"{summary(runner)}\n{again if local else goes_on}")
     failed = [s for s in runner.states if s.state not in ("done", "diverged")]
     if failed:
         raise RunError(f"{summary(runner)}\n{again}")
     echo(f"{summary(runner)}\n`wima report {folder} --out REPORT` shows them.")
+
+
+def _started(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> Sweep | Watch:
+    """The runs of a sheet, about to be executed here, or executed elsewhere."""
+    from wima.core.machine import cores
+    from wima.experiments.sheet import write_sheet
+    from wima.experiments.slurm import missing, submit
+    from wima.experiments.sweep import Sweep
+    from wima.experiments.watch import Watch
+
+    if how.watch:
+        check(folder.is_dir(), f"There is no folder {folder}, so there are no runs to watch.")
+    elif how.slurm is None:
+        runner = Sweep(runs, folder, how.jobs or cores())
+        write_sheet(sheet, folder)
+        return runner
+    else:
+        left = missing(runs, folder)
+        if left:
+            submit(left, folder, how.slurm)
+        write_sheet(sheet, folder)
+        echo(f"Submitted {len(left)} of {len(runs)} runs. Ctrl-C closes the table, not the jobs.")
+    return Watch(runs, folder)
+
+
+def _describe(runs: list[Job], folder: Path, how: How) -> None:
+    """What would be done: the runs, and the batch script."""
+    from wima.experiments.slurm import missing, script
+    from wima.experiments.sweep import State
+    from wima.experiments.watch import Watch
+
+    elsewhere = how.watch or how.slurm is not None
+    states = Watch(runs, folder).states if elsewhere else [State(job, folder) for job in runs]
+    for state in states:
+        echo(f"{state.state:<11} {state.job.name}")
+    if how.slurm is not None and not how.watch and (left := missing(runs, folder)):
+        echo(f"\n{script(len(left), folder, how.slurm)}")

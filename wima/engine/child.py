@@ -22,7 +22,7 @@ _START = (
     "import importlib, json, sys; sys.path = json.loads(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
-_OURS = ("SIGINT", "SIGHUP", "SIGTERM")
+_OURS = ("SIGINT", "SIGHUP", "SIGTERM", "SIGUSR2")  # SLURM sends the last before the time is up
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from wima.core.text import cell
-from wima.experiments.sweep import State, Sweep
+from wima.experiments.sweep import State
+
+UNDER_WAY = ("waiting", "running")
 
 
-def follow(sweep: Sweep, console: Console | None = None) -> None:
-    """Execute the sweep and show its progress."""
+class Runs(Protocol):
+    """Runs that a sweep executes, or that others do."""
+
+    @property
+    def states(self) -> list[State]: ...
+
+    def run(self) -> Iterator[None]: ...
+
+    def time_left(self) -> float | None: ...
+
+
+def follow(sweep: Runs, console: Console | None = None) -> None:
+    """Go through the sweep and show its progress."""
     console = console or Console()
-    shown = {state.job.name for state in sweep.states if state.state != "waiting"}
+    shown = {state.job.name for state in sweep.states if state.state not in UNDER_WAY}
     if shown:
         console.print(f"Already there: {_counts(sweep)}.", highlight=False)
     if not console.is_terminal:
@@ -30,7 +45,7 @@ def follow(sweep: Sweep, console: Console | None = None) -> None:
     _print_ended(sweep, console, shown)
 
 
-def summary(sweep: Sweep) -> str:
+def summary(sweep: Runs) -> str:
     """How many runs ended in which way, and the names of those that did not end well."""
     bad = [s for s in sweep.states if s.state not in ("done", "diverged", "waiting", "interrupted")]
     lines = [f"Runs: {_counts(sweep)}."]
@@ -38,9 +53,9 @@ def summary(sweep: Sweep) -> str:
     return "\n".join(lines)
 
 
-def _print_ended(sweep: Sweep, console: Console, shown: set[str]) -> None:
+def _print_ended(sweep: Runs, console: Console, shown: set[str]) -> None:
     for state in sweep.states:
-        if state.job.name in shown or state.state in ("waiting", "running"):
+        if state.job.name in shown or state.state in UNDER_WAY:
             continue
         shown.add(state.job.name)
         why = f" ({_first_line(state.message)})" if state.message else ""
@@ -49,7 +64,7 @@ def _print_ended(sweep: Sweep, console: Console, shown: set[str]) -> None:
         console.print(cell(line), soft_wrap=True)
 
 
-def _table(sweep: Sweep) -> Table:
+def _table(sweep: Runs) -> Table:
     """The runs that are under way, and how many are done, wait or failed."""
     title = f"{_counts(sweep)}" + (f"; {_left(sweep)} left" if _left(sweep) else "")
     table = Table(title=title, title_justify="left")
@@ -66,12 +81,12 @@ def _seconds(state: State) -> str:
     return f"{state.seconds / state.rounds_run:.2f}" if state.rounds_run else ""
 
 
-def _counts(sweep: Sweep) -> str:
+def _counts(sweep: Runs) -> str:
     counts = Counter(state.state for state in sweep.states)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
-def _left(sweep: Sweep) -> str:
+def _left(sweep: Runs) -> str:
     seconds = sweep.time_left()
     if seconds is None:
         return ""

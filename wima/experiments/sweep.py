@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,11 +30,12 @@ ENDED = ("done", "diverged")  # what is not run again
 class State:
     """Where a run of the sweep is: waiting, running, or as it ended."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: Job, folder: Path, *, look: bool = True) -> None:
         self.job, self.path = job, folder / job.name
         self.state, self.message, self.t = "waiting", "", 0
         self.seconds, self.rounds_run = 0.0, 0  # in this sweep
-        self._look()
+        if look:
+            self._look()
 
     @property
     def rounds(self) -> int:
@@ -72,7 +73,7 @@ class Sweep:
     def run(self) -> Iterator[None]:
         """Execute all jobs; yields a few times per second, for a display."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._signals():
+        with signals(self._forward):
             for thread in self._threads:
                 thread.start()
             while any(thread.is_alive() for thread in self._threads):
@@ -92,7 +93,7 @@ class Sweep:
             return self._waiting.popleft() if self._waiting and not self.stopping else None
 
     def _start(self) -> subprocess.Popen[str]:
-        # A session of its own: Ctrl-C reaches the worker once, through `_signals`.
+        # A session of its own: Ctrl-C reaches the worker once, through `_forward`.
         process = subprocess.Popen(
             [sys.executable, "-m", "wima.experiments.worker"],
             stdin=subprocess.PIPE,
@@ -125,31 +126,36 @@ class Sweep:
         state.state = "interrupted" if self.stopping else "failed"
         state.message = f"its process ended with {code}" if code >= 0 else f"killed by {-code}"
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Forward Ctrl-C and SIGTERM: runs finish their round and keep a checkpoint."""
-
-        def forward(number: int, frame: FrameType | None) -> None:
-            self.stopping = True
-            for process in self._processes:
-                with contextlib.suppress(OSError):
-                    process.send_signal(number)
-
-        before = {s: signal.signal(s, forward) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        """Hand on Ctrl-C and SIGTERM: runs finish their round and keep a checkpoint."""
+        self.stopping = True
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                process.send_signal(number)
 
     def time_left(self) -> float | None:
-        """Seconds until all is done, from the pace of runs like those that are left."""
-        known = [state for state in self.states if state.rounds_run]
-        left = [s for s in self.states if s.state in ("waiting", "running")]
-        if not known:
-            return None
-        total = sum((s.rounds - s.t) * _pace(s, known) for s in left)
-        return total / max(1, min(len(self._threads), len(left)))
+        return time_left(self.states, len(self._threads))
+
+
+@contextlib.contextmanager
+def signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM go to the handler until the block is left."""
+    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def time_left(states: list[State], parallel: int) -> float | None:
+    """Seconds until all is done, from the pace of runs like those that are left."""
+    known = [state for state in states if state.rounds_run]
+    left = [s for s in states if s.state in ("waiting", "running")]
+    if not known:
+        return None
+    total = sum((s.rounds - s.t) * _pace(s, known) for s in left)
+    return total / max(1, min(parallel, len(left)))
 
 
 def _pace(state: State, known: list[State]) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from wima.core.errors import Diverged, RunError, UsageError
-from wima.runs.launch import Interrupted, launch, resume
+from wima.runs.launch import Follow, Interrupted, launch, resume
 from wima.runs.settings import make_settings
 from wima.simulation.simulation import Record
 
@@ -51,9 +51,8 @@ def send(out: TextIO, message: dict[str, Any]) -> None:
     print(json.dumps(message), file=out, flush=True)
 
 
-def run_or_resume(path: Path, settings: str, out: TextIO) -> tuple[str, str]:
+def run_or_resume(path: Path, settings: str, progress: Follow) -> tuple[str, str]:
     """Start or resume a run; returns how it ended, and why."""
-    progress = partial(ProgressReporter, out)
     try:
         if path.exists():
             resume(path, progress)
@@ -77,7 +76,8 @@ def main() -> None:
         if os.getppid() != sweep:  # it was killed
             break
         request = json.loads(line)
-        end, message = run_or_resume(Path(request["path"]), request["settings"], out)
+        path, progress = Path(request["path"]), partial(ProgressReporter, out)
+        end, message = run_or_resume(path, request["settings"], progress)
         with contextlib.suppress(BrokenPipeError):
             send(out, {"end": end, "message": message})
         if end == "interrupted":

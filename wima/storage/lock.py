@@ -30,6 +30,8 @@ class Lock:
 
 def is_running(folder: Path) -> bool:
     """Whether a process holds the run's lock."""
+    if not folder.is_dir():  # filelock would make it
+        return False
     try:
         Lock(folder).release()
     except UsageError:
