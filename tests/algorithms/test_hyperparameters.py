@@ -44,6 +44,7 @@ RANGES = [
     (wima.Mime, "momentum", "[0, 1)", [1, 2, -0.9], [0, 0.99]),
     (wima.MimeLite, "momentum", "[0, 1)", [1, 2, -0.9], [0, 0.99]),
     (wima.EMA, "decay", "[0, 1)", [1, 1.0, -0.5], [0, 0.999]),
+    (wima.PowerEMA, "sigma", "(0, 0.288)", [0, 0.288, -0.1], [0.01, 0.28]),
     (wima.SWA, "start", "[0, inf)", [-1, -0.5], [0, 0.5, 1, 2.0, 1000]),
     (wima.SWA, "start", "a whole round or a share in (0, 1)", [1.5, 10.25], [0.999]),
     (wima.SWA, "cycle", "a positive integer", [0, -1, 2.0], [1, 1000]),

@@ -236,7 +236,8 @@ def test_version_is_the_packages_own(tmp_path):
 def test_a_mistake_in_a_shell_is_one_line_on_standard_error(tmp_path):
     done = shell("run", "digits", "window=0", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: WIMA.window must be a positive integer or 'auto', got 0.\n"
+    expected = "a positive integer, a share of the rounds in (0, 1) or 'auto'"
+    assert done.stderr == f"Error: WIMA.window must be {expected}, got 0.\n"
     assert files(tmp_path) == []
 
 

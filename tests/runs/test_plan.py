@@ -12,6 +12,7 @@ from tests.helpers.interrupted import copy_of, outcome, settings_of
 from tests.helpers.unequal import SIZES, task_of
 from wima import WIMA, Averager, Scaffold
 from wima.averaging import BY_NAME
+from wima.averaging.auto import REACH
 from wima.averaging.buckets import Buckets
 from wima.core.errors import UsageError
 from wima.engine.memory import OVERHEAD
@@ -54,8 +55,8 @@ def test_the_plan_of_a_preset_states_the_sums_of_the_window_that_chooses_itself(
     averagers = [choice.make("averager", BY_NAME) for choice in settings.averagers]
     plan = make_plan(settings, task_of(), Scaffold(), averagers)
     buckets, most = Buckets.start(w), 0
-    for _ in range(settings.rounds):
-        buckets = buckets.push(w)
+    for t in range(1, settings.rounds + 1):
+        buckets = buckets.push(w, max(1, t // REACH))
         most = max(most, len(buckets.sums))
     assert plan.averages == (1 + most) * 8 * len(w)  # W = 50 has a single sum
     assert f"averages {gigabytes(plan.averages)}" in plan.in_words(settings)
