@@ -52,8 +52,10 @@ def test_a_failing_worker_is_replaced_and_nothing_changes(tmp_path):
 
 
 def test_a_client_that_kills_its_workers_ends_the_run_with_a_checkpoint(tmp_path):
-    settings, path = settings_of(engine="processes", workers=2, rounds=12), tmp_path / "run"
-    told = tmp_path / "error"
+    options = {"engine": "processes", "workers": 2, "rounds": 12}
+    # No evaluation before: a worker that still has its batch to do would die of that one.
+    settings = settings_of(**options, eval_every=12, eval_last=1)
+    path, told = tmp_path / "run", tmp_path / "error"
 
     def deadly():
         from wima.engine.processes import Processes
