@@ -6,6 +6,7 @@ import pytest
 
 from wima import averaging
 from wima.core.errors import UsageError
+from wima.core.statistics import last_rounds
 from wima.experiments.definition import (
     experiments,
     find_experiment,
@@ -44,7 +45,8 @@ def test_every_experiment_expands_at_every_scale(name, scale):
 def test_the_paper_scale_of_the_main_table_is_as_printed():
     sheet, jobs = expanded("sota", seeds=(0, 1, 2))
     assert len(jobs) == 11 * 7 * 3
-    assert len(sheet.rows) == 11 and len(sheet.columns) == 7 and sheet.headings == ["plain", "WIMA"]
+    assert len(sheet.rows) == 11 and len(sheet.columns) == 7
+    assert sheet.headings[:2] == ["plain", "WIMA"]
     rounds = {job.settings.data.name: job.settings.rounds for job in jobs}
     assert rounds == {
         "cifar10": 10000,
@@ -71,8 +73,9 @@ def test_every_printed_number_has_a_place_in_our_sheet(sheet):
 
 def test_the_main_table_is_printed_whole():
     ours, _ = expanded("sota")
+    headings = ("plain", "WIMA")
     numbers = [
-        printed("sota", c.row, c.column, heading) for c in ours.cells for heading in c.models
+        printed("sota", c.row, c.column, heading) for c in ours.cells for heading in headings
     ]
     assert None not in numbers
     assert sum(number.value is None for number in numbers) == 6  # FedDyn on CIFAR-10 and FEMNIST
@@ -192,7 +195,7 @@ def test_a_grid_has_a_row_for_each_combination_and_a_cell_for_each_seed():
         "lr=0.05, algorithm=fedavg",
         "lr=0.05, algorithm=fedprox:mu=0.1",
     ]
-    assert len(jobs) == 8 and sheet.last == 7
+    assert len(jobs) == 8 and sheet.last == last_rounds(7)
     assert {(j.settings.lr, j.settings.seed, j.settings.rounds) for j in jobs} == {
         (lr, seed, 7) for lr in (0.1, 0.05) for seed in (0, 1)
     }

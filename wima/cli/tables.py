@@ -10,7 +10,6 @@ from rich.table import Table
 
 from wima.core.errors import UsageError, check
 from wima.core.text import cell, echo
-from wima.report.statistics import LAST
 from wima.report.summary import Row, draw_curves, summarize
 from wima.runs.folder import Run, read_run, state_of
 
@@ -27,8 +26,8 @@ def summary_table(rows: list[Row], metric: str = "accuracy") -> Table:
     """Mean and round-to-round deviation, in percent for an accuracy, with the gain over plain."""
     scale, unit = (100, " %") if metric == "accuracy" else (1, "")
     digits = 2 if scale == 100 else 4
-    count = rows[0].evaluations if rows else 0
-    table = Table(title=cell(f"Test {metric}{unit}, {count} evaluations in the last {LAST} rounds"))
+    count, last = (rows[0].evaluations, rows[0].last) if rows else (0, 0)
+    table = Table(title=cell(f"Test {metric}{unit}, {count} evaluations in the last {last} rounds"))
     for heading in ("model", "mean", "deviation", "gain"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for row in rows:

@@ -8,12 +8,11 @@ from typing import Any
 
 from wima import averaging
 from wima.core.errors import UsageError, check
+from wima.core.statistics import last_rounds
 from wima.experiments.expand import Job
 from wima.experiments.sheet import Cell, Sheet
 from wima.runs.folder import run_name
 from wima.runs.settings import Settings, load_settings, parse_override
-
-LAST = 100  # rounds in a number, as in the paper
 
 
 def expand_grid(
@@ -43,7 +42,7 @@ def expand_grid(
         scale="",
         note="",
         command=command,
-        last=min(LAST, rounds),
+        last=last_rounds(rounds),
         rows=list(dict.fromkeys(cell.row for cell in cells)),
         columns=[Path(source).stem],
         headings=headings,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wima.core.statistics import last_rounds
 from wima.experiments.sheet import Sheet
 from wima.report.gather import Omitted, Trace
 from wima.report.measure import Measure
-from wima.report.statistics import LAST
 from wima.report.tables import Members, Table, make_table
 from wima.runs.settings import NOT_IN_RESULTS, Choice, Settings
 
@@ -29,7 +29,8 @@ def runs_table(runs: Sequence[Trace], measure: Measure) -> tuple[Table, list[Omi
     headings = list(dict.fromkeys(m for run in runs for m in run.curves)) or ["plain"]
     headings.sort(key=lambda heading: heading != "plain")
     places = {(row, ""): _members(groups[key]) for row, key in rows.items()}
-    last = measure.last or LAST
+    shortest = min((run.settings.rounds for run in runs), default=1)
+    last = measure.last or last_rounds(shortest)
     title = "Runs" if len(rows) > 1 else f"Runs of {next(iter(rows))}"
     sheet = Sheet(NAME, title, "", "table", "", "", "", last, list(rows), [""], headings, [])
     return make_table(sheet, places, last, measure), repeats

@@ -14,7 +14,7 @@ class Measure(NamedTuple):
     """A metric of the records; an accuracy is shown in percent."""
 
     metric: str = "accuracy"
-    last: int | None = None  # rounds that a number is the mean of; None: as the sheet says, or 100
+    last: int | None = None  # rounds that a number is the mean of; None: the sheet or run decides
     target: float | None = None  # of the metric, as recorded
 
     @property

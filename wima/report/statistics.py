@@ -13,9 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wima.core.statistics import RISK, Estimate, of_independent, of_series
-
-LAST = 100  # rounds; the paper's tables average over the last 100
+from wima.core.statistics import LAST, RISK, Estimate, of_independent, of_series
 
 Floats = NDArray[np.float64]
 Basis = Literal["seeds", "rounds"]

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wima.core.statistics import last_rounds
 from wima.core.text import printable
-from wima.report.statistics import LAST, Curve, score
+from wima.report.statistics import Curve, score
 from wima.report.strip import axes_of
 from wima.runs.folder import Run
 
@@ -20,16 +21,18 @@ class Row(NamedTuple):
     mean: float
     deviation: float  # from round to round
     evaluations: int
+    last: int  # rounds
 
 
-def summarize(run: Run, metric: str = "accuracy", last: int = LAST) -> list[Row]:
+def summarize(run: Run, metric: str = "accuracy") -> list[Row]:
     """Mean and standard deviation of each model's metric over the run's last rounds."""
     rows = []
     end = run.status["done"]
+    last = last_rounds(end)
     for model in run.models:
         rounds, values = run.curve(model, metric)
         numbers = score(Curve(np.array(rounds), np.array(values)), end, last)
-        rows.append(Row(model, numbers.mean, numbers.deviation, numbers.evaluations))
+        rows.append(Row(model, numbers.mean, numbers.deviation, numbers.evaluations, last))
     return rows
 
 
