@@ -165,14 +165,14 @@ def _start(run: Run, simulation: Simulation, snapshots: Snapshots, now: dict[str
     return Start(store, files[0], remarks)
 
 
-VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum")
+VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum", "noise")
 
 
 def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
     """What must be the same for a run to resume to the same bytes."""
     around = {**environment(), **simulation.facts()}
     around["engine"] = engine_of(simulation.engine, settings)
-    return {**settings.in_results(), **{name: around[name] for name in (*VERSIONS, *FACTS)}}
+    return {**settings.in_results(), **{n: around[n] for n in (*VERSIONS, *FACTS) if n in around}}
 
 
 def _check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
