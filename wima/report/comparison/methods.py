@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ class Method(NamedTuple):
 
 
 def methods_of(runs: Sequence[Trace], by: Sequence[str] = ()) -> tuple[list[Method], list[str]]:
-    """The methods, plain FedAvg first, and the settings that tell them apart.
+    """The methods, plain FedAvg first, and the settings that name them.
 
     These are `by`; else algorithm and server; else, if those are the same, all that vary.
     """
@@ -40,9 +41,9 @@ def methods_of(runs: Sequence[Trace], by: Sequence[str] = ()) -> tuple[list[Meth
             raise unknown("setting for --by", key, facts[0])
     usual = [*METHOD] if {*METHOD} & {*varied} or not varied else varied
     chosen = list(by) or usual
-    names = _names(facts, chosen, varied)
+    names = _names(facts, chosen)
     methods = [Method(*made) for made in zip(names, facts, groups.values(), strict=True)]
-    return sorted(methods, key=_usual_first), chosen
+    return sorted(methods, key=lambda method: _usual_first(method, methods, chosen)), chosen
 
 
 def also_differ(method: Method, base: Method, by: Sequence[str]) -> list[str]:
@@ -65,13 +66,17 @@ def _check_data(facts: Sequence[dict[str, str]]) -> None:
     )
 
 
-def _names(facts: Sequence[dict[str, str]], by: Sequence[str], varied: Sequence[str]) -> list[str]:
-    """Names from the settings `by`; from all that vary if those do not tell them apart."""
+def _names(facts: Sequence[dict[str, str]], by: Sequence[str]) -> list[str]:
+    """Names from the settings `by`; those that clash also say what else they differ in."""
     brief = [{**own, by[0]: _brief(own[by[0]], [f[by[0]] for f in facts])} for own in facts]
     names = [_name(own, by) for own in brief]
-    if len(set(names)) == len(names):
-        return names
-    return [_name(own, [*by, *(key for key in varied if key not in by)]) for own in brief]
+    for name in {name for name in names if names.count(name) > 1}:
+        places = [place for place, other in enumerate(names) if other == name]
+        alike = [brief[place] for place in places]
+        more = [key for key in brief[0] if len({own[key] for own in alike}) > 1]
+        for place in places:
+            names[place] = _name(brief[place], [*by, *more])
+    return names
 
 
 def _brief(value: str, values: Sequence[str]) -> str:
@@ -99,9 +104,13 @@ def _furthest_first(run: Trace) -> tuple[bool, int, str]:
     return run.state != "done", -run.done, str(run.path)
 
 
-def _usual_first(method: Method) -> tuple[bool, list[str | float]]:
-    """Plain FedAvg, then by name."""
-    return tuple(method.facts[key] for key in METHOD) != USUAL, by_size(method.name)
+def _usual_first(
+    method: Method, methods: Sequence[Method], by: Sequence[str]
+) -> tuple[int, list[str | float]]:
+    """Plain FedAvg, of several the one that differs least from the others; then by name."""
+    if tuple(method.facts[key] for key in METHOD) != USUAL:
+        return sys.maxsize, by_size(method.name)
+    return sum(len(also_differ(method, one, by)) for one in methods), by_size(method.name)
 
 
 def by_size(name: str) -> list[str | float]:

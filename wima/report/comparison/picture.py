@@ -22,7 +22,7 @@ MOST = 24  # rows that a picture can show
 POINTS = 1000  # of a curve
 EARLY = 0.2  # of the rounds: what is far off only there does not stretch the axis
 SPARSE = 60  # evaluations; so few are drawn as points too
-LONGEST = 38  # characters of a name
+LONGEST, SHORT = 38, 16  # characters of a name, and of one below an axis
 DASHES: list[Any] = ["-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5))]  # of averages
 STYLE: dict[Any, Any] = {"font.size": 8, "axes.labelsize": 8, "axes.linewidth": 0.6}
 STYLE |= {"pdf.fonttype": 42}  # TrueType, which publishers ask for
@@ -136,8 +136,9 @@ def _labels(axes: Any, rows: Sequence[Row], comparison: Comparison) -> None:
         text.set_color(_look(row, comparison)["color"])
         text.set_parse_math(False)
     unit = "points" if measure.is_share else measure.metric
-    told = f"difference to {comparison.baseline.name}, {unit}"
-    axes.set_xlabel(_name(told, 60), parse_math=False)
+    name = comparison.baseline.name
+    told = f"difference to {name if len(name) <= SHORT else 'the baseline'}, {unit}"
+    axes.set_xlabel(printable(told), parse_math=False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", alpha=0.25, linewidth=0.5)
     axes.spines["left"].set_visible(False)

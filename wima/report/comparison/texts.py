@@ -136,8 +136,8 @@ def _unfair(comparison: Comparison) -> Iterator[str]:
         alike.setdefault(told, []).append(method.name)
     for told, names in alike.items():
         if told:
-            listed = "; ".join(names)
-            yield f"Not a fair comparison with {base.name}, also differ in: {told}: {listed}."
+            them = "; ".join(names)
+            yield f"Not a fair comparison: these and {base.name} also differ in {told}: {them}."
 
 
 def _unpaired(comparison: Comparison) -> Iterator[str]:
@@ -145,12 +145,22 @@ def _unpaired(comparison: Comparison) -> Iterator[str]:
     if base.diverged or not base.means:
         yield f"The baseline {base.name} has no number, so there are no differences."
         return
+    lacking: dict[str, list[str]] = {}
     for row in comparison.rows:
-        for one, other in ((row, base), (base, row)):
-            alone = sorted(one.means.keys() - other.means.keys())
-            if alone and not row.diverged:
-                listed = ", ".join(map(str, alone))
-                yield f"Not paired: {one.name} has seeds that {other.name} lacks: {listed}."
+        extra, missing = (
+            sorted(a.means.keys() - b.means.keys()) for a, b in ((row, base), (base, row))
+        )
+        if extra and not row.diverged:
+            told = f"Not paired, as {base.name} lacks them: seeds {_listed(extra)} of"
+            lacking.setdefault(told, []).append(row.name)
+        if missing and not row.diverged:
+            told = f"Not paired: seeds {_listed(missing)} of {base.name}, which are missing in"
+            lacking.setdefault(told, []).append(row.name)
+    yield from (f"{told} {'; '.join(names)}." for told, names in lacking.items())
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _unused(comparison: Comparison) -> Iterator[str]:
