@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wima.core.text import cell, echo, printable
+from wima.core.text import cell, command_line, echo, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,14 +44,14 @@ def compare(
 
     from wima.report.comparison.paired import compare as compare_runs
     from wima.report.comparison.texts import caption, warnings
-    from wima.report.comparison.write import check_place, write_comparison
+    from wima.report.comparison.write import check_out, write_comparison
     from wima.report.measure import Measure
     from wima.report.write import check_measure
 
     measure = Measure(metric, last, target)
     check_measure(measure)
     if out is not None:
-        check_place(out, force)
+        check_out(out, force)
     made = compare_runs(paths, measure, baseline, _split(model), _split(by))
     for item in made.omitted:
         echo(f"Left out {item.path}: {item.reason}", sys.stderr)
@@ -60,8 +59,7 @@ def compare(
     for note in (*caption(made), *warnings(made)):
         echo(note)
     if out is not None:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        write_comparison(made, out, command, force)
+        write_comparison(made, out, command_line(), force)
         echo(f"Written: {out / 'compare.md'}, .tex, .csv, .png and .pdf")
 
 

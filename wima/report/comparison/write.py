@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from wima.core.errors import UsageError, check
+from wima.core.errors import UsageError
 from wima.core.version import __version__
 from wima.report.comparison.paired import Comparison
 from wima.report.comparison.picture import draw
 from wima.report.comparison.texts import data, latex, markdown
 from wima.report.gather import COMPARED
-from wima.storage.files import written
+from wima.storage.files import check_place, written
 
 
-def check_place(out: Path, force: bool) -> None:
+def check_out(out: Path, force: bool) -> None:
     """Only a comparison may be replaced, and only if that is asked for."""
-    if not os.path.lexists(out):
-        return
-    ours = (out / COMPARED).is_file()
-    check(ours, f"{out} exists and is no comparison; choose another with --out.")
-    check(force, f"The comparison {out} exists already; replace it with --force.")
+    check_place(out, COMPARED, "comparison", force)
 
 
 def write_comparison(comparison: Comparison, out: Path, command: str, force: bool = False) -> None:
     """Write compare.md, .tex, .csv, .png and .pdf, all of them or none."""
-    check_place(out, force)
+    check_out(out, force)
     texts = {
         COMPARED: f"wima {__version__}\n",
         "compare.md": markdown(comparison, command),
