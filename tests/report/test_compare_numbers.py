@@ -109,7 +109,7 @@ def test_one_seed_gives_a_difference_without_interval_and_says_so(tmp_path, cli)
     for method in ("fedavg", "scaffold"):
         write_method(tmp_path / "runs", method, seeds=[4])
     code, out, _ = cli("compare", "runs", "--out", "out")
-    assert code == 0 and "One seed says nothing about others." in out and "Student" not in out
+    assert code == 0 and "One seed says nothing about others." in out and "95 %" not in out
     found = numbers(Path("out"), "scaffold", "plain")
     expected = level("scaffold", "plain", 4) - level("fedavg", "plain", 4)
     assert float(found["difference"]) == pytest.approx(expected)

@@ -67,14 +67,27 @@ class Comparison(NamedTuple):
         return sum(not isnan(row.difference.p) for row in self.rows if row.difference)
 
     @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(row.method.name for row in self.rows))
+
+    @property
     def models(self) -> list[str]:
         return list(dict.fromkeys(row.model for row in self.rows))
 
     @property
     def best(self) -> Row | None:
         """The row with the best level, if any has one."""
-        known = [row for row in self.rows if not isnan(row.level[0])]
-        return max(known, key=lambda row: self.measure.sign * row.level[0], default=None)
+        levels = {place: self.measure.sign * row.level[0] for place, row in enumerate(self.rows)}
+        known = {place: level for place, level in levels.items() if not isnan(level)}
+        return self.rows[max(known, key=known.__getitem__)] if known else None
+
+    @property
+    def greatest(self) -> Row | None:
+        """The row that is the furthest above the baseline, if any is."""
+        sign = self.measure.sign
+        gains = {n: sign * r.difference.mean for n, r in enumerate(self.rows) if r.difference}
+        place = max(gains, key=gains.__getitem__, default=None)
+        return None if place is None or gains[place] <= 0 else self.rows[place]
 
 
 def compare(

@@ -62,7 +62,7 @@ def _figure(comparison: Comparison) -> Any:
 
 def _tone(row: Row, comparison: Comparison) -> int:
     """The number of its colour: one per method, or per model if there is one method."""
-    methods = list(dict.fromkeys(r.method.name for r in comparison.rows))
+    methods = comparison.methods
     return methods.index(row.method.name) if methods[1:] else comparison.models.index(row.model)
 
 
@@ -146,8 +146,7 @@ def _labels(axes: Any, rows: Sequence[Row], comparison: Comparison) -> None:
 
 def _label(row: Row, comparison: Comparison) -> str:
     """Its name; the model alone if there is one method, the method alone if there is one model."""
-    methods = {r.method.name for r in comparison.rows}
-    name = row.model if len(methods) == 1 else row.name
+    name = row.model if len(comparison.methods) == 1 else row.name
     name = row.method.name if len(comparison.models) == 1 else name
     return _name(name) + (" (diverged)" if row.diverged else "")
 

@@ -29,7 +29,8 @@ class Cell(NamedTuple):
 
 
 def header(comparison: Comparison) -> list[str]:
-    names = ["method", "model", comparison.measure.title, "seeds", "difference [95 %]"]
+    difference = "difference [95 %]" if comparison.tests else "difference"
+    names = ["method", "model", comparison.measure.title, "seeds", difference]
     names += ["p", "Holm's p", "won:lost"]
     measure = comparison.measure
     if measure.target is None:
@@ -42,11 +43,12 @@ def lines(comparison: Comparison) -> list[list[Cell]]:
     """A line per row, with the columns of `header`."""
     speeds = {id(row): _rounds(row) for row in comparison.rows}
     fastest = min((mean for mean, _ in speeds.values() if not isnan(mean)), default=None)
+    best, greatest = comparison.best, comparison.greatest
     made = []
     for row in comparison.rows:
         cells = [Cell(row.method.name), Cell(row.model)]
-        cells += [Cell(_level(row, comparison), row is comparison.best), Cell(seeds(row))]
-        cells += _difference(row, comparison)
+        cells += [Cell(_level(row, comparison), row is best), Cell(seeds(row))]
+        cells += _difference(row, comparison, row is greatest)
         if comparison.measure.target is not None:
             mean, text = speeds[id(row)]
             cells.append(Cell(text, mean == fastest))
@@ -74,16 +76,14 @@ def same_seeds(comparison: Comparison) -> bool:
     return len({seeds(row) for row in comparison.rows}) == 1
 
 
-def _difference(row: Row, comparison: Comparison) -> list[Cell]:
+def _difference(row: Row, comparison: Comparison, greatest: bool) -> list[Cell]:
     """The difference with its interval, both p-values, and seeds won and lost."""
     found = row.difference
     if found is None:
         return [Cell(BASELINE if row is comparison.baseline else ""), *[Cell("")] * 3]
-    measure, sign = comparison.measure, comparison.measure.sign
-    greatest = max(sign * r.difference.mean for r in comparison.rows if r.difference)
-    best = sign * found.mean == greatest > 0
+    interval = Cell(comparison.measure.interval(found), greatest)
     ps = [Cell(_p(found.p)), Cell(_p(found.holm))]
-    return [Cell(measure.interval(found), best), *ps, Cell(f"{row.won}:{row.lost}")]
+    return [interval, *ps, Cell(f"{row.won}:{row.lost}")]
 
 
 def _p(p: float) -> str:
@@ -173,7 +173,9 @@ def _unused(comparison: Comparison) -> Iterator[str]:
             if member.diverged:
                 told[f"Diverged: {where}{member.run.path}"] = None
             elif not member.counts:
-                told[f"Not counted, {member.run.state}: {where}{member.run.path}"] = None
+                done = member.run.state == "done"
+                why = "no evaluation in the last rounds" if done else member.run.state
+                told[f"Not counted, {why}: {where}{member.run.path}"] = None
     yield from told
 
 
