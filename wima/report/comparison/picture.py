@@ -18,6 +18,7 @@ from wima.report.statistics import Curve, thinned
 from wima.report.tables import PLAIN
 
 WIDTH = 7.0  # inches: the text of a paper with two columns
+DPI = 300
 MOST = 24  # rows that a picture can show
 POINTS = 1000  # of a curve
 EARLY = 0.2  # of the rounds: what is far off only there does not stretch the axis
@@ -37,7 +38,7 @@ def draw(comparison: Comparison, folder: Path) -> None:
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
         figure = _figure(comparison)
-        figure.savefig(folder / "compare.png", dpi=300)
+        figure.savefig(folder / "compare.png", dpi=DPI)
         figure.savefig(folder / "compare.pdf", metadata={"CreationDate": None})
 
 
@@ -56,7 +57,7 @@ def _figure(comparison: Comparison) -> Any:
     _forest(forest, rows, comparison)
     hidden = len(comparison.rows) - len(rows)
     if hidden:
-        figure.text(1, 0, f"{hidden} more rows are in the table", ha="right", va="bottom", size=6)
+        forest.set_title(f"{hidden} more rows are in the table", size=7, loc="right")
     return figure
 
 
