@@ -25,12 +25,6 @@ FILES = {COMPARED, *(f"compare.{ending}" for ending in ("md", "tex", "csv", "png
 PAGE = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch) -> None:
-    """Fine pictures take most of the time."""
-    monkeypatch.setattr("wima.report.comparison.picture.DPI", 50)
-
-
 @pytest.fixture
 def three(tmp_path) -> Path:
     for method in HEIGHTS:
