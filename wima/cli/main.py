@@ -12,6 +12,7 @@ import typer
 
 from wima.cli.arguments import NewFolder, Overrides, Source
 from wima.cli.average import advise, average, window
+from wima.cli.compare import compare
 from wima.cli.data import app as data_app
 from wima.cli.flower import app as flower_app
 from wima.cli.paper import paper, sweep
@@ -28,7 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
-for command in (paper, sweep, average, advise, window):
+for command in (paper, sweep, compare, average, advise, window):
     app.command()(command)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ def printable(text: str) -> str:
 def echo(text: str, file: TextIO | None = None) -> None:
     """Print a text that may hold names of others."""
     print(printable(text), file=file or sys.stdout)
+
+
+def command_line() -> str:
+    """The command that started this process, as a shell reads it."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def cell(text: str) -> Text:
