@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -11,7 +10,7 @@ import typer
 
 from wima.cli.arguments import Source
 from wima.core.errors import RunError, check, unknown
-from wima.core.text import echo
+from wima.core.text import echo, typed_command
 
 if TYPE_CHECKING:
     from wima.experiments.expand import Job
@@ -116,7 +115,7 @@ def sweep(
 
 
 def _command() -> str:
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join(typed_command())
 
 
 def _resources(slurm: bool, *values: str | int | None) -> Resources | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wima.core.errors import UsageError, check
+from wima.core.text import typed_command
 from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
 from wima.report.figures import draw_table
@@ -148,7 +148,7 @@ def _write(path: Path, text: str) -> None:
 
 def _facts(title: str) -> dict[str, Any]:
     """Where the page comes from."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = shlex.join(typed_command())
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return {"title": title, "made": made, "version": __version__, "command": command}
 

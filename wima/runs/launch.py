@@ -57,6 +57,7 @@ class Following(Protocol):
 
 
 Follow: TypeAlias = Callable[[int, int], Following]  # rounds in all, rounds done before
+Command: TypeAlias = Callable[[Settings, Path], list[str]]  # of a run's settings and folder
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
@@ -72,9 +73,16 @@ def default_path(settings: Settings) -> Path:
     return Path("runs") / run_name(settings)
 
 
-def launch(settings: Settings, path: Path, progress: Follow = Progress, **instead: Any) -> Run:
+def launch(
+    settings: Settings,
+    path: Path,
+    progress: Follow = Progress,
+    command: Command | None = None,
+    **instead: Any,
+) -> Run:
     """Run the settings and record the run at `path`; nothing is written before all is checked.
 
+    command: what repeats the run, if that is not what was typed.
     instead: what takes the place of things that the settings name, see `build`.
     """
     check_free(path)
@@ -84,7 +92,8 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
-            folder = RunFolder.create(path, settings, simulation.facts())
+            repeats = {"command": command(settings, path)} if command else {}
+            folder = RunFolder.create(path, settings, {**simulation.facts(), **repeats})
             identity = _identity(settings, simulation)
             snapshots = _snapshots(path, settings, simulation)
             Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
