@@ -92,7 +92,7 @@ def runs(
         "runs"
     ),
 ) -> None:
-    """List runs: their state, progress and best figures."""
+    """List runs: their state, progress, and mean accuracy over their last rounds."""
     from rich.console import Console
 
     from wima.cli.tables import runs_table
