@@ -133,7 +133,7 @@ def test_damage_near_the_end_is_named(tmp_path):
     path = made(tmp_path / "run", 8)
     with (path / "records.jsonl").open("a") as file:
         file.write("{}\n")
-    with pytest.raises(UsageError, match="damaged near its end.*wima resume"):
+    with pytest.raises(UsageError, match=r"damaged near its end.*wima resume"):
         ending(read_run(path))
     assert "unreadable" in shown(tmp_path)
 

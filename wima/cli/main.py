@@ -15,6 +15,7 @@ from wima.cli.average import advise, average, window
 from wima.cli.data import app as data_app
 from wima.cli.flower import app as flower_app
 from wima.cli.paper import paper, sweep
+from wima.cli.tune import tune
 from wima.core.errors import RunError, UsageError
 from wima.core.text import echo
 from wima.core.version import __version__
@@ -28,7 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
-for command in (paper, sweep, average, advise, window):
+for command in (paper, sweep, tune, average, advise, window):
     app.command()(command)
 
 

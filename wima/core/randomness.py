@@ -18,6 +18,7 @@ STREAMS = {
     "augment": 7,
     "faults": 8,
     "flower": 9,
+    "tune": 10,
 }
 
 

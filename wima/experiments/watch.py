@@ -21,7 +21,7 @@ from wima.runs.records import TIMES
 from wima.storage.lock import is_running
 from wima.storage.reading import last_lines, read_text
 
-FINAL = (*ENDED, "broken", "failed", "interrupted")  # nothing more is expected
+FINAL = (*ENDED, "broken", "failed", "interrupted", "pruned")  # nothing more is expected
 QUIET = 60.0  # seconds without a round, after which the process of a run may be gone
 
 

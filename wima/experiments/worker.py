@@ -60,7 +60,7 @@ def run_or_resume(path: Path, settings: str, progress: Follow) -> tuple[str, str
         else:
             launch(make_settings(tomllib.loads(settings)), path, progress, run_command)
     except Interrupted as reason:
-        return "interrupted", str(reason)
+        return reason.state, str(reason)
     except Diverged as reason:
         return "diverged", str(reason)
     except (UsageError, RunError) as reason:

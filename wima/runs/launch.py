@@ -63,9 +63,21 @@ Command: TypeAlias = Callable[[Settings, Path], list[str]]  # of a run's setting
 class Interrupted(Exception):  # noqa: N818  (it is no error)
     """The user stopped the run; the message says how far it came."""
 
+    state, reason = "interrupted", ""  # as the folder has them
+
     def __init__(self, message: str, code: int = 130) -> None:
         super().__init__(message)
         self.code = code  # of the process
+
+
+class Pruned(Interrupted):
+    """A `Following` stopped the run, since others are better; it can be resumed."""
+
+    state = "pruned"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def default_path(settings: Settings) -> Path:
@@ -253,8 +265,8 @@ class Runner:
         except KeyboardInterrupt:
             self.folder.close("interrupted")
             raise Interrupted(self._interrupted()) from None
-        except Interrupted:
-            self.folder.close("interrupted")
+        except Interrupted as stop:
+            self.folder.close(stop.state, stop.reason)
             raise
         except Exception as error:
             self._fail(error)
@@ -281,6 +293,9 @@ class Runner:
         """Progress that nobody can see any more does not end the run."""
         try:
             progress.update(record)
+        except Pruned:
+            self._save()
+            raise
         except (OSError, SystemExit):  # rich makes the latter of a broken pipe
             _forget_viewers()
 

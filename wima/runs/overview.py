@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wima.core.errors import UsageError
 from wima.core.statistics import last_rounds
@@ -25,7 +25,8 @@ class Ending(NamedTuple):
 
 def ending(run: Run) -> Ending:
     """The last rounds of a run, however it ended, or as far as it is."""
-    file, found, t, last = run.path / RECORDS, [], 0, 0
+    file, t, last = run.path / RECORDS, 0, 0
+    found: list[dict[str, Any]] = []
     try:
         for line in last_lines(file):
             record = checked(json.loads(line))
