@@ -79,7 +79,7 @@ def test_a_sweep_records_commands_that_repeat_it_and_its_runs(cli, tmp_path):
     [
         ("/usr/bin/wima", ["wima"]),
         ("/site-packages/wima/__main__.py", ["wima"]),
-        ("/home/me/benchmarks/__main__.py", ["python", "-m", "benchmarks"]),
+        ("/opt/benchmarks/__main__.py", ["python", "-m", "benchmarks"]),
         ("mine.py", ["mine.py"]),
     ],
 )
