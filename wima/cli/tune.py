@@ -109,7 +109,8 @@ def _show(sheet: Sheet, jobs: list[Job], folder: Path, objective: Objective) -> 
     from wima.report.measure import Measure
 
     found, measure = list(results(sheet, folder, objective)), Measure(objective.metric)
-    table = Table(title=cell(f"{objective.model}: {measure.title}, mean over the last rounds"))
+    over = f"mean over the last {sheet.last} rounds and over seeds"
+    table = Table(title=cell(f"{objective.model}: {measure.title}, {over}"))
     for heading in ("trial", "settings", "state", "rounds", objective.metric):
         table.add_column(cell(heading), overflow="fold")
     for number, (point, state, rounds, value) in enumerate(found, 1):
