@@ -79,7 +79,7 @@ def paper(
     listed = parse_seeds(seeds) if seeds else chosen.seeds
     kept = only.split(",") if only else []
     sheet, runs = expand(label, experiment, scale, chosen, listed, command_line(), kept)
-    _execute(sheet, runs, out or Path("runs") / scale, How(jobs, dry_run, watch, wanted))
+    execute(sheet, runs, out or Path("runs") / scale, How(jobs, dry_run, watch, wanted))
 
 
 def sweep(
@@ -110,7 +110,7 @@ def sweep(
     wanted = _resources(slurm, partition, time, cpus, gpus, memory, parallel)
     listed = parse_seeds(seeds or "0")
     sheet, runs = expand_grid(name, source, overrides or [], grid or [], listed, command_line())
-    _execute(sheet, runs, out or Path("runs") / name, How(jobs, dry_run, watch, wanted))
+    execute(sheet, runs, out or Path("runs") / name, How(jobs, dry_run, watch, wanted))
 
 
 def _resources(slurm: bool, *values: str | int | None) -> Resources | None:
@@ -123,7 +123,8 @@ def _resources(slurm: bool, *values: str | int | None) -> Resources | None:
     return Resources(**given) if slurm else None
 
 
-def _execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
+def execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
+    """Execute the runs of a sheet that are missing, and show their progress."""
     from wima.experiments.live import follow, summary
     from wima.experiments.slurm import check_available
     from wima.runs.launch import Interrupted

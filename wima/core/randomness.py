@@ -19,6 +19,7 @@ STREAMS = {
     "faults": 8,
     "flower": 9,
     "privacy": 10,
+    "tune": 11,
 }
 
 

@@ -27,9 +27,18 @@ def echo(text: str, file: TextIO | None = None) -> None:
     print(printable(text), file=file or sys.stdout)
 
 
+def typed_command() -> list[str]:
+    """What was typed to start this process; `wima` and `python -m wima` are the same."""
+    program = Path(sys.argv[0])
+    if program.name != "__main__.py":
+        return [program.name, *sys.argv[1:]]
+    package = program.parent.name
+    return [*(["wima"] if package == "wima" else ["python", "-m", package]), *sys.argv[1:]]
+
+
 def command_line() -> str:
     """The command that started this process, as a shell reads it."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join(typed_command())
 
 
 def cell(text: str) -> Text:
