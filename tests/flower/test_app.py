@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord
+from flwr.common.serde import message_to_proto
 from torch import nn
 
 from tests.helpers.commands import printed
@@ -23,6 +24,7 @@ from tests.helpers.federations import (
 )
 from wima import models
 from wima.algorithms import BY_NAME
+from wima.algorithms.traffic import traffic
 from wima.core.errors import RunError, UsageError
 from wima.flower import Federation, Options
 from wima.flower.app.options import read_order
@@ -221,3 +223,24 @@ def test_importing_wima_or_asking_who_a_node_is_needs_no_torch():
         "from wima.flower import client_app; print('torch' in sys.modules)"
     )
     assert printed(code).split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "mime", "feddyn"])
+def test_messages_carry_the_vectors_that_the_algorithm_declares(name, tmp_path):
+    """As Flower serialises them: vectors of float32, and a frame of a few kilobytes."""
+    down, up = [], []
+
+    def weigh(node, message, reply):
+        for sizes, sent in ((down, message), (up, reply)):
+            if message.metadata.message_type != "query":
+                sizes.append(message_to_proto(sent).ByteSize())
+        return reply
+
+    large = {"data": "digits", "clients": len(SIZES), "alpha": "iid", "averagers": []}
+    settings = settings_of(tmp_path, algorithm=name, rounds=2, **large)
+    over(LocalGrid(len(SIZES), weigh), settings, tmp_path / "run")
+    vector = 4 * build_task(settings).layout.size
+    visits, declared = 2 * settings.clients_per_round, traffic(BY_NAME[name]())
+    for sizes, vectors in ((down, declared.down), (up, declared.up)):
+        frame = (sum(sizes) - visits * vectors * vector) / len(sizes)
+        assert 0 < frame < 4000 < vector / 4

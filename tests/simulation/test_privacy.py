@@ -12,13 +12,14 @@ import torch
 import wima
 from tests.helpers.interrupted import outcome
 from wima.algorithms import BY_NAME
+from wima.algorithms.traffic import traffic
 from wima.core.errors import UsageError
 from wima.core.randomness import rng
 from wima.engine.privacy import COUNT_NOISE, Gaussian
 from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings
 from wima.simulation.cohorts import poisson_cohorts
-from wima.simulation.private import Ledger, Sampling, sends_more
+from wima.simulation.private import Ledger, Sampling
 
 dp = pytest.importorskip("dp_accounting", reason="extra [privacy] is not installed")
 
@@ -28,7 +29,7 @@ OPTIONS = {"rounds": 5, "clients_per_round": COHORT, "lr": 0.1, "batch_size": 5,
 OPTIONS |= {"weighting": "uniform", "cohorts": "poisson", "eval_every": 0}
 DIGITS = ["digits", "clients=30", "clients_per_round=6", "rounds=8", "weighting=uniform"]
 DIGITS += ["cohorts=poisson", "privacy=gaussian:clip=0.2:noise=0.5:quantile=0.6", "engine=serial"]
-PRIVATE = sorted(name for name, kind in BY_NAME.items() if not sends_more(kind()))
+PRIVATE = sorted(name for name, kind in BY_NAME.items() if traffic(kind()).up == 1)
 
 
 @pytest.fixture(scope="module")

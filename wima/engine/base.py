@@ -11,7 +11,7 @@ import torch
 from wima.algorithms.base import Algorithm, State
 from wima.algorithms.server_opt import OptState, ServerOpt
 from wima.core.errors import RunError, UsageError
-from wima.core.vector import Vector
+from wima.core.vector import Vector, vectors
 from wima.data.batches import LocalSGD
 from wima.engine.faults import Faults
 from wima.engine.memory import ClientMemory
@@ -146,15 +146,6 @@ def located(t: int, hook: str, client: int | None = None) -> Iterator[None]:
     except Exception as error:
         where = f"round {t}" + ("" if client is None else f", client {client}") + f", {hook}"
         raise RunError(f"{where}: {type(error).__name__}: {error}") from error
-
-
-def vectors(tree: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for branch in tree:
-            yield from vectors(branch)
 
 
 @contextmanager

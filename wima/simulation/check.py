@@ -13,10 +13,9 @@ from wima.algorithms.base import Algorithm, ExtraMean, FullGradient
 from wima.algorithms.server_opt import SGD
 from wima.core.errors import Diverged, UsageError
 from wima.core.randomness import rng
-from wima.core.vector import Vector
+from wima.core.vector import Vector, vectors
 from wima.data.batches import Batch
 from wima.data.federated import FederatedData
-from wima.engine.base import vectors
 from wima.simulation.simulation import Simulation, simulate
 from wima.task.task import Task
 

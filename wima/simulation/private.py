@@ -10,10 +10,9 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from wima import algorithms
-from wima.algorithms.base import Algorithm, Visit
+from wima.algorithms.base import Algorithm
+from wima.algorithms.traffic import traffic
 from wima.core.errors import UsageError, check
 from wima.engine.options import RunOptions
 from wima.engine.privacy import Gaussian
@@ -125,9 +124,9 @@ def _check_possible(
 ) -> None:
     name, known = type(algorithm).__name__, algorithms.BY_NAME.values()
     check(
-        not sends_more(algorithm),
+        traffic(algorithm).up == 1,
         f"{name} cannot be private: its clients send more than their update, which would have to "
-        f"be clipped too. {', '.join(k.__name__ for k in known if not sends_more(k()))} can.",
+        f"be clipped too. {', '.join(k.__name__ for k in known if traffic(k()).up == 1)} can.",
     )
     check(
         task.trained is None or task.layout is None or task.trained == task.layout.size,
@@ -143,16 +142,6 @@ def _check_possible(
         not callable(cohorts),
         "privacy needs cohorts 'uniform' or 'poisson', which its accounting knows.",
     )
-
-
-def sends_more(algorithm: Algorithm) -> bool:
-    """Whether clients send vectors besides their update."""
-    if algorithm.full_gradient == "cohort":
-        return True
-    w = torch.zeros(1)
-    visit = Visit(w, w, 1, 1.0, 0, gradient=w, path_gradient=w)
-    extra, _ = algorithm.client_finish(visit, algorithm.init(w), algorithm.client_init(w))
-    return extra is not None
 
 
 def _without_orders(record: logging.LogRecord) -> bool:

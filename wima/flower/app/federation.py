@@ -27,6 +27,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from wima import algorithms
 from wima.algorithms import server_opt
 from wima.algorithms.base import State
+from wima.algorithms.traffic import emptied, reads, sends_extra
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Vector
 from wima.engine.base import Engine, RoundState, Setup, evaluate_here
@@ -75,6 +76,7 @@ class Federation(Strategy, Engine):
         self.out, self.options = out or launch.default_path(settings), options or Options()
         self.rejected = 0  # updates so far that made no sense
         self._algorithm = ServerSide(complete=complete)
+        self._sends_extra, self._reads = sends_extra(complete), reads(complete)
         self._grid: Grid
         self._setup: Setup
         self._roster: Roster
@@ -115,7 +117,8 @@ class Federation(Strategy, Engine):
         here, there = (
             settings.in_results() for settings in (self.settings, read_run(self.out).settings)
         )
-        differ = [f"{key}: {there[key]!r} there" for key in here if here[key] != there[key]]
+        names = sorted({*here, *there})
+        differ = [f"{n}: {there.get(n)!r} there" for n in names if here.get(n) != there.get(n)]
         if differ:
             raise UsageError(
                 f"{self.out} holds a run with other settings ({'; '.join(differ)}); give another "
@@ -154,7 +157,7 @@ class Federation(Strategy, Engine):
     def _observe(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Phase A of MIME: the cohort's mean full gradient at w; who failed is out of the round."""
         now, trained = self._now, len(self._trained())
-        replies = self._ask(self._messages(GRADIENT, arrays, config))
+        replies = self._ask(self._messages(GRADIENT, arrays, config, ()))
         updates = self._updates(replies, {"gradient": trained})
         gradients = ((self._weight(i, u), u.vectors["gradient"]) for i, u in updates.items())
         server, self._gradient = observed(self._setup, now.server, now.t, gradients)
@@ -164,10 +167,14 @@ class Federation(Strategy, Engine):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """The messages that ask the round's clients to train from these arrays."""
-        return self._messages(MessageType.TRAIN, arrays, config)
+        server = emptied(self._now.server, self._reads)
+        return self._messages(MessageType.TRAIN, arrays, config, server)
 
-    def _messages(self, kind: str, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
-        state, server, t, nodes = self._now
+    def _messages(
+        self, kind: str, arrays: ArrayRecord, config: ConfigRecord, server: State
+    ) -> list[Message]:
+        """The same for all of the round's nodes, but for what concerns each alone."""
+        state, _, t, nodes = self._now
         server_arrays, text = pack(server)
         messages = []
         for i, node in nodes.items():
@@ -195,7 +202,7 @@ class Federation(Strategy, Engine):
         now, w = self._now, self._trained()
         sizes = {"delta": len(w)}
         sizes |= {"rest": len(now.state.w) - len(w)} if len(now.state.w) > len(w) else {}
-        sizes |= {"extra": len(w)} if self._algorithm.sends_extra(w, now.server) else {}
+        sizes |= {"extra": len(w)} if self._sends_extra else {}
         updates = self._updates(replies, sizes)
         self._after = self._step(updates)
         if not updates:

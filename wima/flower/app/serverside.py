@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wima.algorithms.base import Algorithm, Extra, ExtraMean, FullGradient, State, Visit
+from wima.algorithms.base import Algorithm, Extra, ExtraMean, FullGradient, State
 from wima.core.vector import Vector
 
 
@@ -49,9 +49,3 @@ class ServerSide(Algorithm):
 
     def served(self, w: Vector, server: State) -> Vector:
         return self.complete.served(w, server)
-
-    def sends_extra(self, w: Vector, server: State) -> bool:
-        """Whether clients send a vector besides their delta: tried on a visit that went nowhere."""
-        client, visit = self.complete.client_init(w), Visit(w, w, 1, 1.0, 0, w, w)
-        extra, _ = self.complete.client_finish(visit, server, client)
-        return extra is not None

@@ -1,0 +1,81 @@
+"""What an algorithm sends, found by trying its hooks on a model of one number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isnan, nan
+from typing import Any, NamedTuple
+
+import torch
+
+from wima.algorithms.base import Algorithm, State, Visit
+from wima.core.vector import Vector, vectors
+
+
+class Traffic(NamedTuple):
+    """Vectors of the model's length that one client receives and sends in a round."""
+
+    down: int
+    up: int
+
+
+def traffic(algorithm: Algorithm) -> Traffic:
+    """w and what clients read of the server's state; the update and what is sent with it.
+
+    Where the cohort's mean gradient comes first, each client is sent w and answers before that.
+    Clients' own memory stays with them.
+    """
+    first = algorithm.full_gradient == "cohort"
+    down, up = 1 + sum(reads(algorithm)), 1 + sends_extra(algorithm)
+    return Traffic(down + first, up + first)
+
+
+def sends_extra(algorithm: Algorithm) -> bool:
+    """Whether clients send a vector besides their update."""
+    return _visited(algorithm, algorithm.init(_w()))[1] is not None
+
+
+def reads(algorithm: Algorithm) -> list[bool]:
+    """Of each vector in the server's state, whether clients read it.
+
+    Who reads a vector that is not a number gets a problem, or sends what is not a number.
+    """
+    count = sum(1 for _ in vectors(algorithm.init(_w())))
+    return [_spreads(algorithm, place) for place in range(count)]
+
+
+def emptied(state: State, kept: list[bool]) -> State:
+    """The state with nothing in the vectors that are not kept."""
+    keep = iter(kept)
+    return _mapped(state, lambda vector: vector if next(keep) else vector[:0])
+
+
+def _spreads(algorithm: Algorithm, place: int) -> bool:
+    places = iter(range(place + 1))
+    server = _mapped(
+        algorithm.init(_w()), lambda v: torch.full_like(v, nan) if next(places, -1) == place else v
+    )
+    return any(isnan(float(v)) for v in vectors(_visited(algorithm, server)))
+
+
+def _visited(algorithm: Algorithm, server: State) -> tuple[State, Any]:
+    """The problem of a client, and what it sends besides its update."""
+    w, client = _w(), algorithm.client_init(_w())
+    local = algorithm.local(w, server, client)
+    visit = Visit(w, w, 1, 1.0, 0, gradient=w, path_gradient=w)
+    extra, _ = algorithm.client_finish(visit, server, client)
+    return local, extra
+
+
+def _w() -> Vector:
+    return torch.zeros(1)
+
+
+def _mapped(tree: Any, change: Callable[[Vector], Vector]) -> Any:
+    """The same nested tuples with every vector changed."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if not isinstance(tree, tuple):
+        return tree
+    branches = [_mapped(branch, change) for branch in tree]
+    return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
