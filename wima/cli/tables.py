@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from math import isnan
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from wima.core.errors import UsageError, check
 from wima.core.text import cell, echo
-from wima.report.statistics import LAST
-from wima.report.summary import Row, draw_curves, summarize
 from wima.runs.folder import Run, read_run, state_of
+
+if TYPE_CHECKING:
+    from wima.report.summary import Row
 
 
 def show(run: Run, path: Path) -> None:
     """Print a finished run's table, and draw its curves into its folder."""
+    from wima.report.summary import draw_curves, summarize  # here: a list of runs needs no numpy
+
     draw_curves(run, path / "curves.png")
     Console().print(summary_table(summarize(run)))
     echo(f"Records: {path / 'records.jsonl'}")
@@ -25,6 +29,8 @@ def show(run: Run, path: Path) -> None:
 
 def summary_table(rows: list[Row], metric: str = "accuracy") -> Table:
     """Mean and round-to-round deviation, in percent for an accuracy, with the gain over plain."""
+    from wima.report.statistics import LAST
+
     scale, unit = (100, " %") if metric == "accuracy" else (1, "")
     digits = 2 if scale == 100 else 4
     count = rows[0].evaluations if rows else 0

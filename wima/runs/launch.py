@@ -80,11 +80,13 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
     check_free(path)
     trackers = Trackers(settings.trackers)
     try:
-        with build(settings, path / FOLDER, print, **instead) as simulation:
+        plan: list[str] = []
+        with build(settings, path / FOLDER, plan.append, **instead) as simulation:
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             folder = RunFolder.create(path, settings, simulation.facts())
+            print(*plan, sep="\n")  # now that nothing is wrong
             identity = _identity(settings, simulation)
             snapshots = _snapshots(path, settings, simulation)
             Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
