@@ -46,6 +46,7 @@ def load(
     options: of the data set, for example augment="batch" for CIFAR.
     """
     check_name(name)
+    check(alpha is None or split is None, "Give alpha or split, not both: a split has its clients.")
     folder = is_folder(name)
     own = folder or name.endswith(".npz") or name in OWN_CLIENTS
     check(
@@ -98,7 +99,6 @@ def assign(
 ) -> Array:
     """The client of each example, by a rule or from a file."""
     if split is not None:
-        check(alpha is None, "Give alpha or split, not both.")
         return read_assignment(split, y)
     return split_labels(y, clients, _alpha(alpha), seed)
 

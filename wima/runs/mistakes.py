@@ -35,6 +35,7 @@ WORDS = {
     "workers": "num_workers n_workers processes",
     "eval_every": "eval_freq evaluate_every test_every",
     "trackers": "tracker logger",
+    "--out": "out output out_dir output_dir folder",
 }
 MEANT = {word: name for name, words in WORDS.items() for word in words.split()}
 EXPECTED = {  # pydantic's kind of error -> what is expected

@@ -113,13 +113,13 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     clients: int | None = None  # as the data set has them, or 100
     alpha: float | Literal["iid"] | None = None  # Dirichlet concentration; 0: one class per client
     split: str | None = None  # a file that says which client holds which example
-    data_seed: int = 0  # of the split; not of the run, so that seeds share clients
+    data_seed: int = Field(0, ge=0)  # of the split; not of the run, so that seeds share clients
     model: Choice = Choice(name="mlp")
     algorithm: Choice = Choice(name="fedavg")
     server: Choice = Choice(name="sgd")
     averagers: list[Choice] = Field([Choice(name="wima")])
     schedule: Choice = Choice(name="constant")
-    eval_batch_size: int = 256
+    eval_batch_size: int = Field(256, ge=1)
     device: str = "cpu"  # or cuda, cuda:1, mps
     checkpoint_every: int = Field(100, ge=0)  # rounds; 0: only by time
     checkpoint_minutes: float = Field(10.0, ge=0)  # 0: only by rounds
