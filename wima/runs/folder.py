@@ -57,9 +57,7 @@ if TYPE_CHECKING:  # they bring torch, which readers do not need
 STATES = ("running", "done", "interrupted", "diverged", "failed")
 FOLDER, SNAPSHOTS = "checkpoints", "snapshots"  # in the run folder
 COPY = f"{FOLDER}/{RECORDS}"
-MALFORMED: tuple[type[Exception], ...]
-MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
-MALFORMED += (OverflowError, RecursionError)
+MALFORMED = OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
 
 
 class RunFolder:
