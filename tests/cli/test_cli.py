@@ -114,8 +114,9 @@ def test_a_settings_file_that_is_missing_is_refused(cli, tmp_path):
     ("text", "words"),
     [
         ("lr = = 3", ["bad.toml is not valid TOML", "line 1"]),
-        ("lerning_rate = 3", ["Unknown setting 'lerning_rate'", "Known: ", " lr,"]),
-        ("[algorithm]\nmu = 1", ["algorithm", "field required"]),
+        ("lerning_rate = 3", ["Unknown setting 'lerning_rate'", "did you mean 'lr'?"]),
+        ("nonsensical = 3", ["Unknown setting 'nonsensical'", "Known: ", " lr,"]),
+        ("[algorithm]\nmu = 1", ["algorithm must be a name", "got {'mu': 1}"]),
         ('algorithm = "fedavg:mu"', ["algorithm", "Expected key=value", "got 'mu'"]),
     ],
 )

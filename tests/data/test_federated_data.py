@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from wima.core.errors import RunError, UsageError
-from wima.data import FederatedData, load, load_npz
 from wima.data.batches import LocalSGD, batches, tensors
+from wima.data.federated import FederatedData
+from wima.data.files import load_npz
+from wima.data.load import load
 from wima.data.mapped import read_rows
 from wima.data.sets.digits import digits
 from wima.engine.shared import Shared

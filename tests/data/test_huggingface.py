@@ -14,9 +14,9 @@ from PIL import Image
 import wima
 from tests.helpers.commands import printed
 from wima.core.errors import UsageError
-from wima.data import load
 from wima.data.federated import FederatedData
 from wima.data.huggingface import from_hugging_face
+from wima.data.load import load
 from wima.data.manage import import_data
 from wima.engine.shared import Shared
 from wima.models import MLP
@@ -167,11 +167,11 @@ def test_prepared_cifar10_opens_without_its_publishers_files(cifar10_files, tmp_
     import_data("cifar10", cifar10_files)
     code = """
 import json, sys, time, numpy as np
-import wima.data
+import wima.data.load
 opened = []
 sys.addaudithook(lambda event, a: opened.append(str(a[0])) if event == "open" else None)
 begin = time.perf_counter()
-bundle = wima.data.load("cifar10", alpha=0.05)
+bundle = wima.data.load.load("cifar10", alpha=0.05)
 seconds = time.perf_counter() - begin
 mapped = isinstance(bundle.x_test, np.memmap)
 print(json.dumps([opened, mapped, bundle.train.num_clients, seconds]))

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from wima.core.errors import RunError, UsageError
-from wima.data import load
+from wima.data.load import load
 from wima.runs.build import build
 from wima.runs.settings import make_settings
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wima.core.errors import UsageError
-from wima.data import load
+from wima.data.load import load
 from wima.data.manage import import_data
 from wima.data.sets.tff import parse_example, read_pam
 from wima.data.splits.pachinko import pachinko

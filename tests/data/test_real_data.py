@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from wima.core.vector import one_thread
-from wima.data import load
 from wima.data.batches import Batch
 from wima.data.cache import open_ready
-from wima.data.load import label_counts
+from wima.data.load import label_counts, load
 from wima.data.manage import import_data
 from wima.data.mapped import as_tensor
 from wima.data.sets.femnist import read_femnist

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.commands import printed
-from wima import data
 from wima.core.errors import UsageError
+from wima.data.load import load
 from wima.data.sets.digits import digits, load_digits_split
 from wima.data.splits.labels import as_names, dirichlet, iid, one_class, split
 
@@ -230,16 +230,16 @@ def test_digits_have_one_class_per_client_unless_told_otherwise():
 
 def test_an_unknown_data_set_gets_a_suggestion():
     with pytest.raises(UsageError, match=r"Unknown data set 'digit'; did you mean 'digits'\?"):
-        data.load("digit", clients=10, alpha=0, seed=0)
+        load("digit", clients=10, alpha=0, seed=0)
 
 
 def test_digits_take_clients_alpha_and_seed_by_name():
-    bundle = data.load("digits", clients=12, alpha="iid", seed=0)
+    bundle = load("digits", clients=12, alpha="iid", seed=0)
     assert bundle.train.num_clients == 12
     assert len(bundle.x_test) == len(bundle.y_test)
-    assert data.load("digits").train.num_clients == 100
+    assert load("digits").train.num_clients == 100
 
 
 def test_importing_the_data_package_does_not_import_sklearn():
-    code = "import sys, wima.data; print(wima.data.__name__, {'sklearn'} & sys.modules.keys())"
-    assert printed(code).split() == ["wima.data", "set()"]
+    code = "import sys, wima.data.load as l; print(l.__name__, {'sklearn'} & sys.modules.keys())"
+    assert printed(code).split() == ["wima.data.load", "set()"]

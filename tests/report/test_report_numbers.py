@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.micro.report import write_run
 from tests.helpers.reports import COLUMN, LAST, OTHER, ROUNDS, curves, data_of, make_sheet, place
-from wima.core.statistics import last_rounds
+from wima.core.last import last_rounds
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.measure import Measure

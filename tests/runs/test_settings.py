@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from wima.algorithms.server_opt import SGD
 from wima.averaging import BY_NAME as AVERAGERS
 from wima.core.errors import UsageError
+from wima.runs.mistakes import MEANT
 from wima.runs.settings import (
+    NAMES,
     Choice,
     Settings,
     load_settings,
@@ -96,7 +98,7 @@ def test_an_override_is_read_as_toml_or_else_as_text(text, expected):
 
 @pytest.mark.parametrize("text", ["rounds", "", "=3"])
 def test_an_override_without_key_or_sign_is_refused(text):
-    with pytest.raises(UsageError, match=f"Expected key=value, got '{text}'"):
+    with pytest.raises(UsageError, match=f"Expected key=value without spaces, got '{text}'"):
         parse_override(text)
 
 
@@ -163,14 +165,14 @@ def test_the_run_id_does_not_change_with_the_engine(change):
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"rounds": "abc"}, "rounds: .* got 'abc'"),
-        ({"rounds": 2.5}, "rounds: .* got 2.5"),
-        ({"rounds": True}, "rounds: .* got True"),
-        ({"lr": "fast"}, "lr: .* got 'fast'"),
+        ({"rounds": "abc"}, "rounds must be .* got 'abc'"),
+        ({"rounds": 2.5}, "rounds must be .* got 2.5"),
+        ({"rounds": True}, "rounds must be .* got True"),
+        ({"lr": "fast"}, "lr must be .* got 'fast'"),
         ({"roundz": 3}, "Unknown setting 'roundz'; did you mean 'rounds'"),
-        ({"last_batch": "long"}, "last_batch: .*'fill' or 'short', got 'long'"),
-        ({"algorithm": 3}, "algorithm: .* got 3"),
-        ({"averagers": [3]}, "averagers: .* got 3"),
+        ({"last_batch": "long"}, "last_batch must be .*'fill' or 'short', got 'long'"),
+        ({"algorithm": 3}, "algorithm must be .* got 3"),
+        ({"averagers": [3]}, "averagers must be .* got 3"),
     ],
 )
 def test_settings_of_the_wrong_kind_are_refused(table, words):
@@ -203,6 +205,33 @@ def test_what_an_override_says_replaces_the_file(tmp_path):
     settings = load_settings(str(tmp_path / "s.toml"), ["averagers=wima:window=2"])
     assert settings.averagers == [Choice.model_validate("wima:window=2")]
     assert settings.lr == 0.5
+
+
+def test_a_split_replaces_the_presets_alpha_and_the_other_way_round(tmp_path):
+    assert load_settings("cifar10", []).alpha is not None
+    made = load_settings("cifar10", ["split=splits.npz:client_alpha_0.05"])
+    assert (made.alpha, made.split) == (None, "splits.npz:client_alpha_0.05")
+    (tmp_path / "s.toml").write_text('split = "splits.npz"')
+    made = load_settings(str(tmp_path / "s.toml"), ["alpha=0.1"])
+    assert (made.alpha, made.split) == (0.1, None)
+
+
+@pytest.mark.parametrize("none", ["none", "None"])
+def test_none_unsets_what_need_not_be_set(tmp_path, none):
+    assert load_settings("cifar10", [f"alpha={none}"]).alpha is None
+    (tmp_path / "s.toml").write_text(f'alpha = "{none}"\nclip = "{none}"')
+    made = load_settings(str(tmp_path / "s.toml"), [])
+    assert (made.alpha, made.clip) == (None, None)
+    with pytest.raises(UsageError, match="rounds must be an integer, got"):
+        load_settings("digits", [f"rounds={none}"])
+
+
+def test_words_that_others_use_lead_to_settings_and_are_none_themselves():
+    for word, name in MEANT.items():
+        assert word not in NAMES
+        assert name == "--out" or name.partition(".")[0] in NAMES
+        with pytest.raises(UsageError, match=f"'{word}'; did you mean '{name}'"):
+            make_settings({word: 1})
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=5)

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from wima.cli.arguments import NewFolder, Overrides, Source
+from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source
 from wima.core.errors import check
 
 app = typer.Typer(help="Run on Flower: see docs/flower-app.md.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def run(
     source: Source,
     overrides: Overrides = None,

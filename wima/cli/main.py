@@ -10,28 +10,31 @@ from typing import Annotated
 
 import typer
 
-from wima.cli.arguments import NewFolder, Overrides, Source
+from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source
 from wima.cli.average import advise, average, window
 from wima.cli.compare import compare
 from wima.cli.data import app as data_app
 from wima.cli.flower import app as flower_app
 from wima.cli.paper import paper, sweep
+from wima.cli.plain_help import mend
 from wima.cli.tune import tune
 from wima.core.errors import RunError, UsageError
 from wima.core.text import echo
 from wima.core.version import __version__
 
+mend()
 app = typer.Typer(
     help="Federated learning on heterogeneous data, with window-based model averaging (WIMA).",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
-for command in (paper, sweep, tune, compare, average, advise, window):
+for command in (paper, compare, average, advise, window):
     app.command()(command)
+app.command(cls=SettingsCommand)(sweep)
+app.command(cls=SettingsCommand)(tune)
 
 
 def _version(wanted: bool) -> None:
@@ -54,27 +57,30 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0, out: NewFolder = None
 ) -> None:
     """Watch the window average beat FedAvg on real digits, in under a minute."""
-    from wima.runs.folder import free_path
+    from wima.runs.folder import check_free, free_path
     from wima.runs.settings import load_settings
 
     settings = load_settings("demo", [f"seed={seed}"])
+    path = out or free_path(Path("runs") / "demo")
+    check_free(path)
     print("FedAvg on 1,797 real digits; 100 clients with one digit each, 5 of them per round.")
     print("Plain: the global model. wima50: the mean of the last 50 global models.")
     print("wima-auto: the mean of the last W, chosen in every round by the clients' gradients.")
-    _run_and_show(settings, out or free_path(Path("runs") / "demo"))
+    _run_and_show(settings, path)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def run(source: Source, overrides: Overrides = None, out: NewFolder = None) -> None:
     """Run a preset or a settings file, for example: wima run digits lr=0.05 window=10,50"""
-    from wima.runs.launch import default_path
     from wima.runs.settings import load_settings
 
     settings = load_settings(source, overrides or [])
+    from wima.runs.launch import default_path  # here: a mistake need not wait for torch
+
     _run_and_show(settings, out or default_path(settings))
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     overrides: Overrides = None,
@@ -138,10 +144,17 @@ def report(
     echo(f"{done.runs} runs, {len(done.tables)} tables. Open {out / 'index.html'}")
 
 
+def _kinds(incomplete: str) -> list[str]:
+    from wima.runs.catalogue import KINDS
+
+    return list(KINDS)
+
+
 @app.command("list")
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="One kind of thing, for example algorithms.")
+        str | None,
+        typer.Argument(help="One kind of thing, for example algorithms.", autocompletion=_kinds),
     ] = None,
 ) -> None:
     """List what there is: algorithms, averagers, data sets, models, ... with their settings."""
@@ -184,7 +197,7 @@ def _interrupt_once(number: int, frame: FrameType | None) -> None:
 
 def _main() -> None:
     try:
-        app()
+        app(prog_name="wima")
     except UsageError as error:
         _end(f"Error: {error}", 2)
     except RunError as error:

@@ -64,13 +64,14 @@ def paper(
 ) -> None:
     """Run what is missing of a table or figure of the paper; without a name, list them."""
     from wima.experiments.definition import experiments, find_experiment, scales
-    from wima.experiments.expand import expand
-    from wima.experiments.grid import parse_seeds
 
     if name is None:
         for known, experiment in experiments().items():
             print(f"{known:<14} {experiment.shown or 'ours':<9} {experiment.title}")
         return
+    from wima.experiments.expand import expand  # here: a list need not wait for torch
+    from wima.experiments.grid import parse_seeds
+
     wanted = _resources(slurm, partition, time, cpus, gpus, memory, parallel)
     label, experiment = find_experiment(name)
     if scale not in scales():

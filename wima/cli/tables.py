@@ -10,17 +10,18 @@ from rich.console import Console
 from rich.table import Table
 
 from wima.core.errors import UsageError, check
-from wima.core.statistics import LAST
+from wima.core.last import LAST
 from wima.core.text import cell, echo
-from wima.report.summary import Row, draw_curves, summarize
 from wima.runs.folder import Run, read_run, state_of
-from wima.runs.overview import ending, run_folders
+from wima.runs.overview import Row, ending, run_folders, summarize
 
 JUDGED = f"test accuracy %, mean over the last {LAST} rounds (of a short run, its last quarter)"
 
 
 def show(run: Run, path: Path) -> None:
     """Print a finished run's table, and draw its curves into its folder."""
+    from wima.report.summary import draw_curves  # here: a list of runs needs no numpy
+
     draw_curves(run, path / "curves.png")
     Console().print(summary_table(summarize(run)))
     echo(f"Records: {path / 'records.jsonl'}")

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+MANY = 20  # names that are not all listed where one of them is suggested
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
 class UsageError(ValueError):
@@ -24,9 +29,39 @@ def check(fact: bool, message: str) -> None:
         raise UsageError(message)
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not in a registry, with the nearest one that is."""
+def unknown(
+    kind: str, name: str, known: Iterable[str], words: Mapping[str, str] = NO_WORDS
+) -> UsageError:
+    """The error for a name that is not in a registry, with the nearest one that is.
+
+    words: what else some of them are called.
+    """
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return UsageError(f"Unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")
+    meant = {**words, **{name.lower(): name for name in names}}
+    near = difflib.get_close_matches(str(name).lower(), meant, n=1, cutoff=0.5)
+    hint = f"; did you mean {meant[near[0]]!r}?" if near else "."
+    listed = "" if near and len(names) > MANY else f" Known: {', '.join(names)}."
+    return UsageError(f"Unknown {kind} {name!r}{hint}{listed}")
+
+
+class Mistakes:
+    """A user's mistakes, collected to name all of them at once."""
+
+    def __init__(self) -> None:
+        self._messages: dict[str, None] = {}
+
+    def add(self, *messages: str) -> None:
+        """Note mistakes; one that is there already counts once."""
+        self._messages |= dict.fromkeys(messages)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the `UsageError` that the block raises."""
+        try:
+            yield
+        except UsageError as error:
+            self.add(str(error))
+
+    def check(self) -> None:
+        """Raise a `UsageError` with a line for each mistake, if there is one."""
+        check(not self._messages, "\n".join(self._messages))

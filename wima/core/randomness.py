@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # The stream's number leads the address, because NumPy gives [1, 2] and [1, 2, 0] the same stream.
 STREAMS = {
@@ -25,10 +28,14 @@ STREAMS = {
 
 def rng(stream: str, *address: int) -> np.random.Generator:
     """The generator at this address; equal addresses give equal draws."""
+    import numpy as np  # here: it takes 0.1 s, and settings need no draws
+
     return np.random.default_rng([STREAMS[stream], *address])
 
 
 def torch_seed(stream: str, *address: int) -> int:
     """A 63-bit seed for torch's own generator at this address."""
+    import numpy as np
+
     state = np.random.SeedSequence([STREAMS[stream], *address]).generate_state(2, np.uint32)
     return (int(state[0]) << 31) | (int(state[1]) >> 1)

@@ -13,17 +13,7 @@ STRETCHES = 10  # that a series is cut into
 LEAST = 3 * STRETCHES  # values; the correlation of a shorter series is unknown
 FEWEST = 2.5  # independent values that the stretches count as, however correlated they are
 
-LAST = 100  # rounds that a run's numbers are means of, as in the paper
-
 Values = Sequence[float] | np.ndarray
-
-
-def last_rounds(rounds: int) -> int:
-    """How many rounds at its end a run is judged by: 100, but of a short run its last quarter.
-
-    What a model gains while training starts up says nothing about the model that is served.
-    """
-    return max(1, min(LAST, rounds // 4))
 
 
 class Estimate(NamedTuple):

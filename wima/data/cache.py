@@ -55,7 +55,6 @@ class DataSet:
     """A public data set: where its files are, how they are read, how models see it."""
 
     name: str
-    summary: str
     terms: str
     files: tuple[Remote, ...]
     read: Callable[[Path], RawData]  # a file or folder -> arrays

@@ -14,6 +14,7 @@ from wima.data.cache import DataSet, Ready, open_ready, prepare, raw, ready
 from wima.data.download import fetch
 from wima.data.federated import Array, Bundle, FederatedData
 from wima.data.files import load_folder, load_npz
+from wima.data.sets import check_name, is_folder
 from wima.data.sets.cifar import CIFAR10, CIFAR100
 from wima.data.sets.digits import digits
 from wima.data.sets.femnist import FEMNIST
@@ -25,11 +26,6 @@ from wima.data.splits.labels import split as split_labels
 from wima.data.splits.pachinko import pachinko
 
 PUBLIC = {d.name: d for d in (CIFAR10, CIFAR100, PAM, FEMNIST, SHAKESPEARE)}
-SUMMARIES = {
-    "digits": "1,797 digits of 8x8 pixels that come with scikit-learn, 20 % held out",
-    **{name: dataset.summary for name, dataset in PUBLIC.items()},
-    "landmarks": "GLDv2's Landmarks-User-160k: photographs by 1,262 photographers, 2,028 classes",
-}
 OWN_CLIENTS = ("femnist", "shakespeare", "landmarks", "cifar100-pam")
 CLIENTS, PAM_CLIENTS = 100, 500
 
@@ -49,11 +45,14 @@ def load(
     own clients, or one class per client.  split: a file with the client of each example.
     options: of the data set, for example augment="batch" for CIFAR.
     """
-    folder = name not in SUMMARIES and os.path.isdir(os.path.expanduser(name))
+    check_name(name)
+    check(alpha is None or split is None, "Give alpha or split, not both: a split has its clients.")
+    folder = is_folder(name)
     own = folder or name.endswith(".npz") or name in OWN_CLIENTS
     check(
         not own or (alpha is None and split is None),
-        f"{name} has clients of its own; alpha and split cannot be set.",
+        f"{name} has clients of its own; alpha and split cannot be set. If a preset "
+        "sets alpha, add alpha=none.",
     )
     check(
         not own or clients is None or name == "cifar100-pam",
@@ -66,8 +65,6 @@ def load(
     if name == "digits":
         _known(digits, name, options)
         return digits(CLIENTS if clients is None else clients, _alpha(alpha), seed, split)
-    if name not in PUBLIC:
-        raise unknown("data set", name, SUMMARIES)
     return _public(PUBLIC[name], clients, alpha, seed, split, options)
 
 
@@ -102,7 +99,6 @@ def assign(
 ) -> Array:
     """The client of each example, by a rule or from a file."""
     if split is not None:
-        check(alpha is None, "Give alpha or split, not both.")
         return read_assignment(split, y)
     return split_labels(y, clients, _alpha(alpha), seed)
 

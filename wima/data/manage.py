@@ -11,7 +11,8 @@ from wima.core.errors import RunError, UsageError, check, unknown
 from wima.data.cache import DataSet, cache, damaged, prepare, raw, ready
 from wima.data.download import fetch, is_intact
 from wima.data.federated import Array, Bundle
-from wima.data.load import PUBLIC, SUMMARIES, label_counts, load
+from wima.data.load import PUBLIC, label_counts, load
+from wima.data.sets import SUMMARIES
 
 LARGEST = 512  # pixels of an image's side in a contact sheet
 COUNTS = 2**27  # numbers in a table of labels per client

@@ -5,55 +5,5 @@ them in the processes that torchrun or srun started.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
-from wima.core.errors import UsageError, unknown
-from wima.core.machine import cores
-from wima.core.vector import Vector
-from wima.engine.base import Engine, Setup
-from wima.engine.choice import choose
-from wima.engine.local import Solver
-from wima.engine.options import RunOptions
-from wima.engine.processes import Processes
-from wima.engine.reference import Reference
-from wima.engine.rounds import Pooled, Serial
-
 NAMES = ("auto", "reference", "serial", "processes", "batched", "distributed")
 EXACT = ("reference", "serial", "processes", "distributed")  # the same bytes; not with `reduce`
-MakeEngine: TypeAlias = Callable[[Setup], Engine]
-
-
-def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -> Engine:
-    """The engine that the options name, ready to evaluate so many models."""
-    workers, cohort = options.workers, options.clients_per_round
-
-    def make(name: str, setup: Setup) -> Engine:
-        if name == "reference":
-            return Reference(setup)
-        if name == "serial":
-            return Pooled(name, setup, Serial(Solver(setup.task, setup.sgd, setup.seed)))
-        if name == "processes":
-            count = workers or min(cores(), cohort)
-            return Pooled(name, setup, Processes(setup, w, count, models))
-        if name == "batched":
-            from wima.engine.batched import Batched  # here: workers do not need it
-
-            return Pooled(name, setup, Batched(setup, w))
-        if name == "distributed":
-            from wima.engine.distributed import distributed  # here: nobody else needs it
-
-            return distributed(setup, w, options.collective)
-        raise unknown("engine", name, NAMES)
-
-    if options.engine != "auto":
-        return make(options.engine, setup)
-    if w.device.type != "cpu":  # on a GPU, `batched` if it can
-        try:
-            return make("batched", setup)
-        except UsageError:
-            return make("serial", setup)
-    if workers and workers > 1:  # whoever asks for workers gets them
-        return make("processes", setup)
-    several = workers is None and min(cores(), cohort) > 1
-    return make(choose(make, setup, cohort, options.rounds, several), setup)

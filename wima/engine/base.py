@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,11 +15,10 @@ from wima.core.vector import Vector, vectors
 from wima.data.batches import LocalSGD
 from wima.engine.faults import Faults
 from wima.engine.memory import ClientMemory
+from wima.engine.options import Weighting
 from wima.engine.privacy import Gaussian, PrivateSum
 from wima.task.evaluation import Evaluation, Metrics
 from wima.task.task import Task
-
-Weighting = Literal["examples", "uniform"]
 
 
 class Setup(NamedTuple):

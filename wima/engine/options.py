@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 from wima.core.checks import check_count, check_one_of, check_rate, is_count
 from wima.core.errors import check
-from wima.engine.base import Weighting
 
+Weighting: TypeAlias = Literal["examples", "uniform"]
 Collective: TypeAlias = Literal["gather", "reduce"]
 
 

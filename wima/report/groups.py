@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wima.core.statistics import last_rounds
+from wima.core.last import last_rounds
 from wima.experiments.sheet import Sheet
 from wima.report.gather import Omitted, Trace
 from wima.report.measure import Measure

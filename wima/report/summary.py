@@ -1,36 +1,14 @@
-"""The numbers and the picture of one run."""
+"""The picture of one run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from wima.core.text import printable
 from wima.report.strip import axes_of
 from wima.runs.folder import Run
-from wima.runs.overview import ending
-
-
-class Row(NamedTuple):
-    """A model's metric over the last rounds of a run."""
-
-    model: str
-    mean: float
-    deviation: float  # from round to round
-    evaluations: int
-    last: int  # rounds
-
-
-def summarize(run: Run, metric: str = "accuracy") -> list[Row]:
-    """Mean and standard deviation of each model's metric over the run's last rounds."""
-    rows = []
-    _, last, curves = ending(run)
-    for model, metrics in curves.metrics.items():
-        values = np.array(metrics[metric][1])
-        rows.append(Row(model, float(values.mean()), float(values.std()), len(values), last))
-    return rows
 
 
 def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:

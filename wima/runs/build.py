@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from wima import algorithms, averaging, data, models
+from wima import algorithms, averaging, models
 from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm
 from wima.core.checks import check_range
 from wima.data.batches import LocalSGD
+from wima.data.federated import Bundle
+from wima.data.load import load
 from wima.engine import privacy
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
@@ -31,7 +33,7 @@ def build_task(settings: Settings) -> Task:
     make = settings.model.call("model", models.BY_NAME)
     options = settings.data.parameters
     metric = options.pop("metric", "clean")
-    bundle = data.load(
+    bundle = load(
         settings.data.name,
         clients=settings.clients,
         alpha=settings.alpha,
@@ -53,7 +55,7 @@ def build_task(settings: Settings) -> Task:
     )
 
 
-def _shape(bundle: data.Bundle) -> tuple[int, ...]:
+def _shape(bundle: Bundle) -> tuple[int, ...]:
     """The shape of an example as the model sees it."""
     x = torch.from_numpy(bundle.x_test[:1].copy())
     return tuple((bundle.transform.evaluate(x) if bundle.transform else x).shape[1:])

@@ -1,18 +1,13 @@
-"""What there is to choose from, for `wima list`."""
+"""What there is to choose from, for `wima list`; nothing that it lists is imported."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from wima import algorithms, averaging, data, engine, models
-from wima.algorithms import server_opt
+from wima import engine
 from wima.core.errors import unknown
-from wima.runs import trackers
-from wima.runs.settings import Settings, presets
-from wima.simulation import schedules
+from wima.data.sets import SUMMARIES
+from wima.runs.sources import registry
 
 
 def lines(kind: str | None = None) -> Iterator[str]:
@@ -27,28 +22,24 @@ def lines(kind: str | None = None) -> Iterator[str]:
         raise unknown("kind", kind, KINDS)
 
 
-def _registry(things: Mapping[str, Any]) -> Iterator[str]:
+def _registry(module: str) -> Iterator[str]:
+    things = registry(module)
     width = max(len(name) for name in things)
     for name, thing in things.items():
-        yield f"{name:<{width}}  {_first_sentence(thing)}{_parameters(thing)}"
+        text = " ".join(thing.docstring.split("\n\n")[0].split()).removesuffix(".")
+        given = ", ".join(f"{key}={value!r}" for key, value in thing.defaults.items())
+        yield f"{name:<{width}}  {text}" + (f"  ({given})" if given else "")
 
 
-def _first_sentence(thing: Any) -> str:
-    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
-    return text.removesuffix(".")
+def _presets() -> Iterator[str]:
+    from wima.runs.settings import presets
 
-
-def _parameters(thing: Any) -> str:
-    """Hyper-parameters with their defaults."""
-    if not is_dataclass(thing):
-        return ""
-    shown = [
-        f"{field.name}={field.default!r}" for field in fields(thing) if field.default is not MISSING
-    ]
-    return f"  ({', '.join(shown)})" if shown else ""
+    yield from presets()
 
 
 def _settings() -> Iterator[str]:
+    from wima.runs.settings import Settings
+
     for name, field in Settings.model_fields.items():
         default = field.default
         shown = [str(choice) for choice in default] if isinstance(default, list) else default
@@ -56,14 +47,14 @@ def _settings() -> Iterator[str]:
 
 
 KINDS: dict[str, Callable[[], Iterator[str]]] = {
-    "algorithms": lambda: _registry(algorithms.BY_NAME),
-    "averagers": lambda: _registry(averaging.BY_NAME),
-    "servers": lambda: _registry(server_opt.BY_NAME),
-    "schedules": lambda: _registry(schedules.BY_NAME),
-    "data": lambda: (f"{name:<14}{text}" for name, text in data.SUMMARIES.items()),
-    "models": lambda: _registry(models.BY_NAME),
+    "algorithms": lambda: _registry("algorithms"),
+    "averagers": lambda: _registry("averaging"),
+    "servers": lambda: _registry("algorithms.server_opt"),
+    "schedules": lambda: _registry("simulation.schedules"),
+    "data": lambda: (f"{name:<14}{text}" for name, text in SUMMARIES.items()),
+    "models": lambda: _registry("models"),
     "engines": lambda: iter(engine.NAMES),
-    "trackers": lambda: _registry(trackers.BY_NAME),
-    "presets": lambda: iter(presets()),
+    "trackers": lambda: _registry("runs.trackers"),
+    "presets": _presets,
     "settings": _settings,
 }

@@ -10,8 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from wima.core.machine import processor
 from wima.core.text import typed_command
 from wima.core.version import __version__
@@ -19,6 +17,8 @@ from wima.core.version import __version__
 
 def environment() -> dict[str, Any]:
     """What a number depends on besides the settings."""
+    import torch  # here: whoever reads run folders does not need it
+
     packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors")}
     return {
         "wima": __version__,

@@ -20,14 +20,10 @@ import shutil
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from wima.core.checks import is_count, is_number
 from wima.core.errors import RunError, UsageError, check
-from wima.core.vector import Layout, Vector
 from wima.runs.environment import environment
 from wima.runs.records import (
     RECORDS,
@@ -41,7 +37,6 @@ from wima.runs.records import (
     lines,
 )
 from wima.runs.settings import Settings, make_settings, read_table
-from wima.simulation.simulation import Record
 from wima.storage.files import (
     cannot_write,
     digest,
@@ -53,12 +48,16 @@ from wima.storage.files import (
 from wima.storage.lock import Lock, is_running
 from wima.storage.reading import check_file, read_text
 
+if TYPE_CHECKING:  # they bring torch, which readers do not need
+    from torch import Tensor
+
+    from wima.core.vector import Layout, Vector
+    from wima.simulation.simulation import Record
+
 STATES = ("running", "done", "interrupted", "pruned", "diverged", "failed")
 FOLDER, SNAPSHOTS = "checkpoints", "snapshots"  # in the run folder
 COPY = f"{FOLDER}/{RECORDS}"
-MALFORMED: tuple[type[Exception], ...]
-MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
-MALFORMED += (OverflowError, RecursionError)
+MALFORMED = OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
 
 
 class RunFolder:
@@ -110,6 +109,8 @@ class RunFolder:
 
     def save_models(self, vectors: dict[str, Vector], layout: Layout | None) -> None:
         """The final models, each with its tensors by name; all of them or none."""
+        from safetensors.torch import save_file
+
         self._sums = {RECORDS: self.records.save()}
         with written(self.path / "models", folder=True) as draft:
             for name, w in vectors.items():

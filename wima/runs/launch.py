@@ -100,12 +100,14 @@ def launch(
     check_free(path)
     trackers = Trackers(settings.trackers)
     try:
-        with build(settings, path / FOLDER, print, **instead) as simulation:
+        plan: list[str] = []
+        with build(settings, path / FOLDER, plan.append, **instead) as simulation:
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             repeats = {"command": command(settings, path)} if command else {}
             folder = RunFolder.create(path, settings, {**simulation.facts(), **repeats})
+            print(*plan, sep="\n")  # now that nothing is wrong
             identity = _identity(settings, simulation)
             snapshots = _snapshots(path, settings, simulation)
             Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from math import sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from wima.core.errors import UsageError
-from wima.core.statistics import last_rounds
+from wima.core.last import last_rounds
 from wima.runs.folder import MALFORMED, Run
 from wima.runs.records import RECORDS, Curves, checked
 from wima.storage.reading import last_lines
@@ -41,6 +43,28 @@ def ending(run: Run) -> Ending:
             f"{file} is damaged near its end: {type(error).__name__}: {error!s:.200}. "
             f"`wima resume {run.path}` repairs it."
         ) from None
+
+
+class Row(NamedTuple):
+    """A model's metric over the last rounds of a run."""
+
+    model: str
+    mean: float
+    deviation: float  # from round to round
+    evaluations: int
+    last: int  # rounds
+
+
+def summarize(run: Run, metric: str = "accuracy") -> list[Row]:
+    """Mean and standard deviation of each model's metric over the run's last rounds."""
+    rows = []
+    _, last, curves = ending(run)
+    for model, metrics in curves.metrics.items():
+        values = metrics[metric][1]
+        mean = fmean(values)
+        deviation = sqrt(fmean((value - mean) ** 2 for value in values))
+        rows.append(Row(model, mean, deviation, len(values), last))
+    return rows
 
 
 def run_folders(folder: Path) -> Iterator[Path]:

@@ -14,12 +14,14 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from wima.core.checks import is_count, is_number
-from wima.simulation.simulation import Record
 from wima.storage.files import cannot_write, make_folder, written
 from wima.storage.reading import complete_lines
+
+if TYPE_CHECKING:  # it brings torch, which readers do not need
+    from wima.simulation.simulation import Record
 
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
 Values: TypeAlias = tuple["array[int]", "array[float]"]  # rounds, and a value for each

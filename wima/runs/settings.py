@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 import tomli_w
@@ -27,14 +25,21 @@ from pydantic import (
     model_validator,
 )
 
-from wima.core.errors import UsageError, check, unknown
-from wima.data.batches import LocalSGD
+from wima.core.errors import Mistakes, UsageError, check, unknown
+from wima.data.local_sgd import LocalSGD
+from wima.engine import NAMES as ENGINES
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
-from wima.storage.reading import read_text
+from wima.runs.mistakes import explain
+from wima.runs.tables import (
+    parse_override as parse_override,
+    presets as presets,
+    read_table as read_table,
+    read_toml as read_toml,
+)
 
 CHOICES = ("data", "model", "algorithm", "server", "schedule", "privacy")
-PRESETS = Path(__file__).parent / "presets"
+INSTEAD = (("window", "averagers"), ("alpha", "split"))  # one replaces the other
 Made = TypeVar("Made")
 Part = TypeVar("Part", RunOptions, LocalSGD, Faults)
 
@@ -109,7 +114,7 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     clients: int | None = None  # as the data set has them, or 100
     alpha: float | Literal["iid"] | None = None  # Dirichlet concentration; 0: one class per client
     split: str | None = None  # a file that says which client holds which example
-    data_seed: int = 0  # of the split; not of the run, so that seeds share clients
+    data_seed: int = Field(0, ge=0)  # of the split; not of the run, so that seeds share clients
     model: Choice = Choice(name="mlp")
     algorithm: Choice = Choice(name="fedavg")
     server: Choice = Choice(name="sgd")
@@ -117,7 +122,7 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     schedule: Choice = Choice(name="constant")
     cohorts: Literal["uniform", "poisson"] = "uniform"  # how a round's clients are drawn
     privacy: Choice | None = None  # clip clients' updates and add noise
-    eval_batch_size: int = 256
+    eval_batch_size: int = Field(256, ge=1)
     device: str = "cpu"  # or cuda, cuda:1, mps
     checkpoint_every: int = Field(100, ge=0)  # rounds; 0: only by time
     checkpoint_minutes: float = Field(10.0, ge=0)  # 0: only by rounds
@@ -126,6 +131,15 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models
     snapshots: int = Field(0, ge=0)  # rounds between sums kept for `wima window`; 0: none
     trackers: list[str] = Field([])  # where the run is recorded besides its folder
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_set(cls, given: Any) -> Any:
+        """ "none" unsets a setting that need not be set: TOML has no null."""
+        if not isinstance(given, dict):
+            return given
+        unset = {name for name, field in cls.model_fields.items() if field.default is None}
+        return {k: v for k, v in given.items() if k not in unset or v not in ("none", "None")}
 
     @model_validator(mode="before")
     @classmethod
@@ -142,7 +156,11 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     @field_validator("averagers", "trackers", mode="before")
     @classmethod
     def _one_or_several(cls, given: Any) -> Any:
-        return given if isinstance(given, list) else [given] if given else []
+        listed = given if isinstance(given, list) else [given] if given else []
+        for text in listed:
+            name = text.partition(":")[0] if isinstance(text, str) else ""
+            check("=" not in name, f"hyper-parameters follow a name after a colon, got {text!r}.")
+        return listed
 
     @property
     def run_id(self) -> str:
@@ -165,6 +183,9 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
         return tomli_w.dumps(self.model_dump(exclude_none=True))  # JSON has no infinity, TOML has
 
 
+NAMES = (*Settings.model_fields, "window")
+
+
 def as_choice(given: Any) -> Choice:
     """A choice from a text or a table."""
     try:
@@ -174,17 +195,26 @@ def as_choice(given: Any) -> Choice:
         raise UsageError(f"Expected name:key=value:..., got {given!r:.80}: {reason}.") from None
 
 
-def load_settings(source: str, overrides: list[str]) -> Settings:
-    """Settings of a preset or a .toml file, changed by `key=value` texts."""
-    table = read_table(source)
-    changes = dict(parse_override(text) for text in overrides)
-    for asked, instead in (("window", "averagers"), ("averagers", "window")):
-        if asked in changes and instead not in changes:  # what is asked for replaces the file's
-            table.pop(instead, None)
+def load_settings(source: str, overrides: Sequence[str]) -> Settings:
+    """Settings of a preset or a .toml file, changed by `key=value` texts; names all mistakes."""
+    table, changes = read_table(source), dict[str, Any]()
+    mistakes = Mistakes()
+    for text in overrides:
+        with mistakes.noted():
+            key, value = parse_override(text)
+            changes[key] = value
+    for one, other in (*INSTEAD, *(pair[::-1] for pair in INSTEAD)):
+        if one in changes and other not in changes:  # what is asked for replaces the file's
+            table.pop(other, None)
     for key, value in sorted(changes.items(), key=lambda change: "." in change[0]):
         # Complete choices first, so that `algorithm.mu=1 algorithm=fedprox` keeps mu.
-        change(table, key, value)
-    return make_settings(table)
+        with mistakes.noted():
+            change(table, key, value)
+    own = table if source.endswith(".toml") else ()  # presets are right
+    settings = _validated(table, mistakes)
+    _check_values(settings, {key.partition(".")[0] for key in (*changes, *own)}, mistakes)
+    mistakes.check()
+    return settings
 
 
 def change_settings(settings: Settings, overrides: Sequence[str], allowed: Set[str]) -> Settings:
@@ -198,75 +228,48 @@ def change_settings(settings: Settings, overrides: Sequence[str], allowed: Set[s
 
 def make_settings(table: dict[str, Any]) -> Settings:
     """Checked settings from a table."""
+    mistakes = Mistakes()
+    settings = _validated(table, mistakes)
+    mistakes.check()
+    return settings
+
+
+def _validated(table: dict[str, Any], mistakes: Mistakes) -> Settings:
+    """Settings from what is right in a table; what is wrong is noted."""
     if "window" in table and "averagers" in table:
-        raise UsageError("Give window or averagers, not both: window is short for WIMA averagers.")
+        mistakes.add("Give window or averagers, not both: window is short for WIMA averagers.")
+        table = {key: value for key, value in table.items() if key != "window"}
     try:
         settings = Settings.model_validate(table)
         settings.to_toml().encode()
         return settings
     except ValidationError as error:
-        raise UsageError("\n".join(_explain(item) for item in error.errors())) from None
+        items = error.errors()
+        mistakes.add(*explain(items, NAMES))
+        wrong = {item["loc"][0] for item in items if item["loc"]}
+        wrong |= {"window"} if "averagers" in wrong else set()
+        return _validated({k: v for k, v in table.items() if wrong and k not in wrong}, mistakes)
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise UsageError(f"Settings must be values that TOML can hold: {error}.") from None
+        mistakes.add(f"Settings must be values that TOML can hold: {error}.")
+        return _validated({}, mistakes)
 
 
-def _explain(item: Any) -> str:
-    """One of pydantic's errors as a sentence."""
-    path = [str(part) for part in item["loc"]]
-    if item["type"] == "extra_forbidden":
-        return str(unknown("setting", path[-1], [*Settings.model_fields, "window"]))
-    where = path[0] if path else "settings"
-    return f"{where}: {item['msg'][0].lower()}{item['msg'][1:]}, got {item['input']!r}."
+def _check_values(settings: Settings, keys: Set[str], mistakes: Mistakes) -> None:
+    """Note what is wrong with these settings beyond their types."""
+    keys = keys | {"averagers"} if "window" in keys else keys
+    for part in PARTS:
+        for name in sorted(keys & {field.name for field in fields(part)}):
+            with mistakes.noted():
+                part(**{name: getattr(settings, name)})
+    if settings.engine not in ENGINES:
+        mistakes.add(str(unknown("engine", settings.engine, ENGINES)))
+    for name in sorted(keys & {*CHOICES, "averagers"}):
+        from wima.runs.registries import check_choice  # here: it brings torch
 
-
-def read_table(source: str) -> dict[str, Any]:
-    """The table in a .toml file, or in the preset of that name."""
-    path = Path(source) if source.endswith(".toml") else PRESETS / f"{source}.toml"
-    if not path.is_file() and not source.endswith(".toml"):
-        raise unknown("preset", source, presets())
-    return read_toml(path)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file."""
-    try:
-        return tomllib.loads(read_text(path))
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
-    except UsageError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
-
-
-def presets() -> list[str]:
-    """The names of all presets."""
-    return sorted(path.stem for path in PRESETS.glob("*.toml"))
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value`: the value as TOML would read it, a list where there are commas, else a text."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"Expected key=value, got {text!r}.")
-    read = _value(value)
-    if isinstance(read, str) and read == value and "," in value:
-        return key.strip(), [_value(part) for part in value.split(",")]
-    return key.strip(), read
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (
-        ValueError,
-        RecursionError,
-    ):  # too many digits, or levels
-        pass
-    try:
-        return float(text)  # .1 and 1. are numbers too
-    except ValueError:
-        return text
+        given = getattr(settings, name)
+        for choice in given if isinstance(given, list) else [given]:
+            with mistakes.noted():
+                check_choice(name, choice)
 
 
 def change(table: dict[str, Any], key: str, value: Any) -> None:

@@ -22,9 +22,9 @@ from wima.averaging import Averager, Watch, named
 from wima.core.errors import Diverged, RunError, check, unknown
 from wima.core.vector import Vector, one_thread
 from wima.data.batches import LocalSGD
-from wima.engine import MakeEngine, make_engine
 from wima.engine.base import RoundState, Setup, first_state, located, untouched
 from wima.engine.faults import Faults
+from wima.engine.make import MakeEngine, make_engine
 from wima.engine.options import RunOptions
 from wima.engine.privacy import Gaussian
 from wima.simulation.cohorts import Cohorts, check_cohort_size, make_cohorts

@@ -7,15 +7,16 @@ import io
 import stat
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wima.core.errors import UsageError, check
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 TEXT = 2**25  # bytes of a text file that is read at once
 LINE, BLOCK = 2**24, 2**16  # bytes of a line, and of what is read at once from the end of a file
@@ -99,22 +100,19 @@ class Header(NamedTuple):
     begin: int  # bytes before the numbers
 
 
-_HEADERS: dict[tuple[int, int], Callable[[IO[bytes]], Any]] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-
-
 def read_header(first: bytes, size: int) -> Header:
     """The header in the first `HEADER` bytes of an .npy file of `size` bytes.
 
     Raises `ValueError` unless the file can hold what it declares; Python objects are refused.
     """
+    from numpy.lib import format as npy  # here: it takes 0.1 s, and most readers read text
+
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     file = io.BytesIO(first)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            shape, by_columns, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+            shape, by_columns, dtype = readers[npy.read_magic(file)](file)
     except Exception as error:  # numpy raises whatever damaged bytes lead it to
         raise ValueError(f"no header of an .npy file ({type(error).__name__}: {error})") from None
     if dtype.hasobject:
@@ -135,12 +133,14 @@ def file_header(path: Path) -> Header:
 
 def read_array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
     """An array of an .npz file; `ValueError` if it is damaged."""
+    from numpy.lib import format as npy
+
     try:
         member = archive.getinfo(f"{name}.npy")
         with archive.open(member) as file:
             read_header(file.read(HEADER), member.file_size)
         with archive.open(member) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            return npy.read_array(file, allow_pickle=False)
     except Exception as error:  # zipfile and numpy raise whatever damaged bytes lead them to
         raise ValueError(f"{type(error).__name__}: {error}") from None
 

@@ -1,1 +1,32 @@
 """The public data sets: where their files are and how they are read."""
+
+from __future__ import annotations
+
+import os
+
+from wima.core.errors import unknown
+
+SUMMARIES = {
+    "digits": "1,797 digits of 8x8 pixels that come with scikit-learn, 20 % held out",
+    "cifar10": "60,000 colour images of 32x32 pixels, 10 classes; 10,000 for testing",
+    "cifar100": (
+        "60,000 colour images of 32x32 pixels, 100 classes in 20 groups; 10,000 for testing"
+    ),
+    "cifar100-pam": "CIFAR-100 on 500 clients with 100 images each, by Pachinko allocation",
+    "femnist": "characters of 28x28 pixels by 3,400 writers, who are the clients; 62 classes",
+    "shakespeare": (
+        "rows of 80 characters by 715 speaking roles, who are the clients; predict the next one"
+    ),
+    "landmarks": "GLDv2's Landmarks-User-160k: photographs by 1,262 photographers, 2,028 classes",
+}
+
+
+def is_folder(name: str) -> bool:
+    """Whether a data set is a folder of a user's own .npy files."""
+    return name not in SUMMARIES and os.path.isdir(os.path.expanduser(name))
+
+
+def check_name(name: str) -> None:
+    """Raise `UsageError` unless it names a data set, an .npz file or a folder."""
+    if name not in SUMMARIES and not name.endswith(".npz") and not is_folder(name):
+        raise unknown("data set", name, SUMMARIES)

@@ -119,7 +119,6 @@ def cifar100_images(augment: str = "each") -> Transform:
 
 CIFAR10 = DataSet(
     "cifar10",
-    "60,000 colour images of 32x32 pixels, 10 classes; 10,000 for testing",
     TERMS,
     (
         Remote(
@@ -134,7 +133,6 @@ CIFAR10 = DataSet(
 )
 CIFAR100 = DataSet(
     "cifar100",
-    "60,000 colour images of 32x32 pixels, 100 classes in 20 groups; 10,000 for testing",
     TERMS,
     (
         Remote(

@@ -86,7 +86,6 @@ def _bytes(x: Array) -> Array:
 
 FEMNIST = DataSet(
     "femnist",
-    "characters of 28x28 pixels by 3,400 writers, who are the clients; 62 classes",
     "Derived from NIST Special Database 19.",
     fedjax.remotes("emnist", FILES),
     read_femnist,

@@ -50,7 +50,6 @@ def _join(path: Path) -> tuple[Array, Array, Array]:
 
 SHAKESPEARE = DataSet(
     "shakespeare",
-    "rows of 80 characters by 715 speaking roles, who are the clients; predict the next one",
     "The text is out of copyright; editions have terms of their own.",
     fedjax.remotes("shakespeare", FILES),
     read_shakespeare,

@@ -129,7 +129,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 PAM = DataSet(
     "cifar100-pam",
-    "CIFAR-100 on 500 clients with 100 images each, by Pachinko allocation",
     TERMS,
     (
         Remote(

@@ -1,0 +1,96 @@
+"""What the source code says of registries: names, docstrings and defaults, without importing it.
+
+Importing the things that a registry names means importing torch, which takes two seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PACKAGE = Path(__file__).parents[1]
+
+
+class Thing(NamedTuple):
+    """What a registry names: a dataclass, another class or a function."""
+
+    docstring: str
+    defaults: dict[str, Any]  # of fields, or of keyword arguments
+
+
+class Found(NamedTuple):
+    """The statement that defines a name, and the module that it stands in."""
+
+    module: str
+    node: ast.stmt
+
+
+def registry(module: str) -> dict[str, Thing]:
+    """The things that `BY_NAME` in a module of the package names."""
+    found = _find(module, "BY_NAME")
+    assert isinstance(found.node, ast.AnnAssign) and isinstance(found.node.value, ast.Dict)
+    pairs = zip(found.node.value.keys, found.node.value.values, strict=True)
+    return {ast.literal_eval(key or ""): _thing(_find(module, _name(v))) for key, v in pairs}
+
+
+def _thing(found: Found) -> Thing:
+    node = found.node
+    assert isinstance(node, ast.ClassDef | ast.FunctionDef)
+    pairs = _fields(found) if isinstance(node, ast.ClassDef) else _keywords(node)
+    defaults = {name: _value(found.module, value) for name, value in pairs}
+    return Thing(ast.get_docstring(node) or "", defaults)
+
+
+def _fields(found: Found) -> Iterator[tuple[str, ast.expr]]:
+    """The fields of a dataclass that have defaults, those of its base classes first."""
+    node = found.node
+    assert isinstance(node, ast.ClassDef)
+    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return
+    for base in node.bases:
+        yield from _fields(_find(found.module, _name(base)))
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and line.value is not None:
+            yield _name(line.target), line.value
+
+
+def _keywords(node: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
+    for argument, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        if value is not None:
+            yield argument.arg, value
+
+
+def _value(module: str, node: ast.expr) -> Any:
+    """A literal, or a constant by its name."""
+    if not isinstance(node, ast.Name):
+        return ast.literal_eval(node)
+    found = _find(module, node.id)
+    assert isinstance(found.node, ast.Assign | ast.AnnAssign) and found.node.value is not None
+    return _value(found.module, found.node.value)
+
+
+def _find(module: str, name: str) -> Found:
+    """Where a name of a module is defined, in it or in one that it imports the name from."""
+    for node in _statements(module):
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            return _find(str(node.module).removeprefix("wima."), name)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = [getattr(target, "id", "") for target in targets]
+        if name in (getattr(node, "name", ""), *names):
+            return Found(module, node)
+    raise LookupError(f"{module} has no {name}")
+
+
+@cache
+def _statements(module: str) -> list[ast.stmt]:
+    path = PACKAGE.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8")).body
+
+
+def _name(node: ast.expr) -> str:
+    assert isinstance(node, ast.Name)
+    return node.id
