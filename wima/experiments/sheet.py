@@ -83,17 +83,18 @@ def with_used_windows(sheet: Sheet) -> Sheet:
         rows.setdefault(cell.row, set()).update(m for m in cell.models.values() if m != "plain")
         for heading, model in cell.models.items():
             headings.setdefault(heading, set()).add(model)
-    row = {label: used_label(label, models) for label, models in rows.items()}
-    heading = {label: used_label(label, models) for label, models in headings.items()}
+    row_names = {label: used_label(label, models) for label, models in rows.items()}
+    names = {label: used_label(label, models) for label, models in headings.items()}
+    cells = [
+        cell._replace(
+            row=row_names[cell.row], models={names[h]: model for h, model in cell.models.items()}
+        )
+        for cell in sheet.cells
+    ]
     return sheet._replace(
-        rows=[row.get(label, label) for label in sheet.rows],
-        headings=[heading.get(label, label) for label in sheet.headings],
-        cells=[
-            cell._replace(
-                row=row[cell.row], models={heading[h]: m for h, m in cell.models.items()}
-            )
-            for cell in sheet.cells
-        ],
+        rows=[row_names.get(label, label) for label in sheet.rows],
+        headings=[names.get(label, label) for label in sheet.headings],
+        cells=cells,
     )
 
 

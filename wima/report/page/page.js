@@ -11,7 +11,8 @@ function tableSection(table) {
   const files = (DATA.files[table.slug] || []).map((name) => el("li", {}, el("a", { href: name }, name)));
   const section = el("section", { id: `table-${table.slug}` },
     el("h2", {}, table.title), lead ? el("p", { class: "lead" }, lead) : "",
-    table.note ? el("p", {}, table.note) : "",
+    table.settings.length ? el("p", { class: "settings" }, table.settings.join(" ")) : "",
+    table.note ? el("details", {}, el("summary", {}, table.scale ? `What scale ${table.scale} changes` : "Note"), el("p", {}, table.note)) : "",
     table.kind === "curves" ? [plot, view] : [view, plot],
     table.command ? code(table.command, "Command of this section") : "",
     remarks(table),
