@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-ENDING = re.compile(r"W = (\d+)$|every (\d+)th of (\d+)$")  # of a name in the paper's lengths
+# How names end that are in the paper's lengths.
+ENDING = re.compile(r"W = (\d{1,9})$|every (\d{1,9})th of (\d{1,9})$")
 USED = re.compile(r"W = \d+ \(paper: (\d+)\)$")
 ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
@@ -33,10 +34,10 @@ def paper_label(label: str) -> str:
 
 def _lengths(model: str) -> tuple[int | None, int]:
     """How many rounds a model's average looks back, and of which it takes every how many."""
-    if wima := re.fullmatch(r"wima(\d+)", model):
+    if wima := re.fullmatch(r"wima(\d{1,9})", model):
         return int(wima[1]), 1
-    if lawa := re.fullmatch(r"lawa(\d+)x(\d+)", model):
+    if lawa := re.fullmatch(r"lawa(\d{1,9})x(\d{1,9})", model):
         return int(lawa[1]) * int(lawa[2]), int(lawa[2])
-    if ema := re.fullmatch(r"ema(0\.\d+)", model):
+    if ema := re.fullmatch(r"ema(0\.\d{1,9})", model):
         return round((1 + float(ema[1])) / (1 - float(ema[1]))), 1
     return None, 1
