@@ -103,6 +103,13 @@ def test_without_a_finished_pair_it_says_so(tmp_path):
     assert said(tmp_path).startswith("No comparison yet")
 
 
+def test_it_says_how_many_have_an_interval(tmp_path):
+    write_pool(tmp_path)
+    few = {name: values[:5] for name, values in runs_of("FedAvg", 1)[0].items()}
+    write_run(tmp_path / "few", {"rounds": 5, "lr": 0.5}, few)
+    assert "of 4 comparisons (significantly in 1 of 3 with an interval, sig" in said(tmp_path)
+
+
 @pytest.mark.parametrize("count", [3, 5, 6, 9, 12])
 def test_the_interval_of_a_median_is_that_of_all_outcomes_of_fair_coins(count):
     """With k values cut off at each end, it misses if fewer than k of n are on one side."""

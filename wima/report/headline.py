@@ -76,11 +76,13 @@ def headline(tables: Sequence[Table], measure: Measure) -> str:
 
 def _sure(found: Sequence[Comparison], measure: Measure) -> str:
     """In how many the gain, or the loss, differs from zero after Holm's correction."""
-    if all(isnan(comparison.gain.half) for comparison in found):
+    known = sum(not isnan(comparison.gain.half) for comparison in found)
+    if not known:
         return " (too few evaluations for intervals)"
     clear = [measure.sign * c.gain.mean > 0 for c in found if c.gain.marked]
     worse = f", significantly worse in {clear.count(False)}" if False in clear else ""
-    return f" (significantly in {clear.count(True)}{worse})"
+    some = "" if known == len(found) else f" of {known} with an interval"
+    return f" (significantly in {clear.count(True)}{some}{worse})"
 
 
 def _middle(found: Sequence[Comparison], measure: Measure) -> str:

@@ -110,10 +110,10 @@ class TableView {
 
   /** How to read it. */
   note() {
-    const { gainNotes, grid } = this.table;
+    const { gainNotes, grid, seeds } = this.table;
     if (grid) return el("p", { class: "rest" }, gainNotes.join(" "));
-    return el("p", { class: "rest" }, ["\u00b1 behind a level: deviation over seeds.", ...gainNotes,
-      gainNotes.length ? "In grey: a gain whose interval does not exclude zero." : "", "A number opens its runs."].join(" "));
+    return el("p", { class: "rest" }, [seeds === "1 seed" ? "" : "\u00b1 behind a level: deviation over seeds.", ...gainNotes,
+      gainNotes.length ? "In grey: a gain whose interval does not exclude zero." : "", "A number opens its runs."].filter(Boolean).join(" "));
   }
 
   caption() {
