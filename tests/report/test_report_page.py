@@ -226,15 +226,6 @@ def test_scales_change_the_picture(browser, page, name):
     assert browser.errors == []
 
 
-def test_smoothing_is_the_mean_over_the_rounds_before(browser, page):
-    browser.open(page)
-    plain = curves(0)["plain"]
-    found = browser.js(
-        "smoothed(DATA.runs.find((run) => run.name.endsWith('run-0')).curves.plain, 20).y"
-    )
-    assert np.allclose(found, 100 * moving_mean(plain, 20), atol=0.01)
-
-
 def test_behind_every_number_are_settings_machine_and_command(browser, page):
     browser.open(page)
     show_all(browser)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wima.report.statistics import Curve, Floats
-from wima.report.tables import Member
+
+if TYPE_CHECKING:  # the picture of a run needs no tables
+    from wima.report.tables import Member
 
 MARKED = 80  # evaluations that are shown as points; more are a line
 
