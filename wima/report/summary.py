@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wima.core.statistics import last_rounds
 from wima.core.text import printable
 from wima.report.bands import draw_curve, sparse_until
-from wima.report.statistics import Curve, score
+from wima.report.statistics import Curve
 from wima.report.strip import axes_of
 from wima.runs.folder import Run
+from wima.runs.overview import ending
 
 
 class Row(NamedTuple):
@@ -28,12 +28,10 @@ class Row(NamedTuple):
 def summarize(run: Run, metric: str = "accuracy") -> list[Row]:
     """Mean and standard deviation of each model's metric over the run's last rounds."""
     rows = []
-    end = run.status["done"]
-    last = last_rounds(end)
-    for model in run.models:
-        rounds, values = run.curve(model, metric)
-        numbers = score(Curve(np.array(rounds), np.array(values)), end, last)
-        rows.append(Row(model, numbers.mean, numbers.deviation, numbers.evaluations, last))
+    _, last, curves = ending(run)
+    for model, metrics in curves.metrics.items():
+        values = np.array(metrics[metric][1])
+        rows.append(Row(model, float(values.mean()), float(values.std()), len(values), last))
     return rows
 
 

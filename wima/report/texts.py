@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any
 
 from wima.core.text import in_spreadsheet
+from wima.report.escaping import in_latex as _tex, in_markdown as _md
 from wima.report.gather import Omitted
 from wima.report.grid import GAIN, Grid, grid, target_grid
 from wima.report.headline import headline
@@ -67,24 +67,6 @@ def _md_table(made: Grid) -> str:
     rule = ["---"] * made.labels + ["---:"] * (len(made.header) - made.labels)
     lines = [made.header, rule, *made.lines]
     return "\n".join("| " + " | ".join(_md(text) for text in line) + " |" for line in lines)
-
-
-def _md(text: str) -> str:
-    if set(text) <= set("-:"):
-        return text
-    return re.sub(r"([\\`*_<>\[\]|&#])", r"\\\1", " ".join(text.split()))
-
-
-SPECIAL = {char: "\\" + char for char in "&%$#_{}"}
-SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-SPECIAL |= {"±": r"$\pm$", "α": r"$\alpha$", "−": "$-$", "<": "$<$", ">": "$>$", '"': "''"}
-SPECIAL |= {"†": r"$\dagger$"}
-
-
-def _tex(text: str) -> str:
-    """Text for LaTeX; characters that pdflatex may not know become a question mark."""
-    known = (SPECIAL.get(c, c if " " <= c <= "~" or "\xa0" < c <= "ÿ" else "?") for c in text)
-    return "{" + "".join(known) + "}"
 
 
 def latex(table: Table, measure: Measure) -> str:

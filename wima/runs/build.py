@@ -14,6 +14,7 @@ from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm
 from wima.core.checks import check_range
 from wima.data.batches import LocalSGD
+from wima.engine import privacy
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
 from wima.runs.plan import check_plan, make_plan
@@ -87,17 +88,23 @@ def build(
     server = settings.server.make("server optimizer", server_opt.BY_NAME)
     averagers = [choice.make("averager", averaging.BY_NAME) for choice in settings.averagers]
     task = build_task(settings)
-    if folder is not None:
-        plan = make_plan(settings, task, algorithm, averagers)
+    plan = make_plan(settings, task, algorithm, averagers) if folder is not None else None
+    if plan is not None and folder is not None:
         check_plan(plan, settings, folder)
-        report(plan.in_words(settings))
     options = {
         "server_opt": server,
         "averagers": averagers,
         "schedule": settings.schedule.make("schedule", schedules.BY_NAME),
         "faults": settings.part(Faults),
+        "cohorts": settings.cohorts,
+        "privacy": settings.privacy and settings.privacy.make("privacy", privacy.BY_NAME),
         "storage": storage(settings, folder),
         **asdict(settings.part(RunOptions)),
         **asdict(settings.part(LocalSGD)),
     }
-    return simulate(task, algorithm, **{**options, **instead})
+    simulation = simulate(task, algorithm, **{**options, **instead})
+    if plan is not None:
+        report(plan.in_words(settings))
+    if simulation.ledger is not None:
+        report(simulation.ledger.in_words(settings.rounds))
+    return simulation

@@ -57,14 +57,27 @@ class Following(Protocol):
 
 
 Follow: TypeAlias = Callable[[int, int], Following]  # rounds in all, rounds done before
+Command: TypeAlias = Callable[[Settings, Path], list[str]]  # of a run's settings and folder
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
     """The user stopped the run; the message says how far it came."""
 
+    state, reason = "interrupted", ""  # as the folder has them
+
     def __init__(self, message: str, code: int = 130) -> None:
         super().__init__(message)
         self.code = code  # of the process
+
+
+class Pruned(Interrupted):
+    """A `Following` stopped the run, since others are better; it can be resumed."""
+
+    state = "pruned"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def default_path(settings: Settings) -> Path:
@@ -72,9 +85,16 @@ def default_path(settings: Settings) -> Path:
     return Path("runs") / run_name(settings)
 
 
-def launch(settings: Settings, path: Path, progress: Follow = Progress, **instead: Any) -> Run:
+def launch(
+    settings: Settings,
+    path: Path,
+    progress: Follow = Progress,
+    command: Command | None = None,
+    **instead: Any,
+) -> Run:
     """Run the settings and record the run at `path`; nothing is written before all is checked.
 
+    command: what repeats the run, if that is not what was typed.
     instead: what takes the place of things that the settings name, see `build`.
     """
     check_free(path)
@@ -84,7 +104,8 @@ def launch(settings: Settings, path: Path, progress: Follow = Progress, **instea
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
-            folder = RunFolder.create(path, settings, simulation.facts())
+            repeats = {"command": command(settings, path)} if command else {}
+            folder = RunFolder.create(path, settings, {**simulation.facts(), **repeats})
             identity = _identity(settings, simulation)
             snapshots = _snapshots(path, settings, simulation)
             Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
@@ -165,14 +186,14 @@ def _start(run: Run, simulation: Simulation, snapshots: Snapshots, now: dict[str
     return Start(store, files[0], remarks)
 
 
-VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum")
+VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum", "noise")
 
 
 def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
     """What must be the same for a run to resume to the same bytes."""
     around = {**environment(), **simulation.facts()}
     around["engine"] = engine_of(simulation.engine, settings)
-    return {**settings.in_results(), **{name: around[name] for name in (*VERSIONS, *FACTS)}}
+    return {**settings.in_results(), **{n: around[n] for n in (*VERSIONS, *FACTS) if n in around}}
 
 
 def _check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
@@ -244,8 +265,8 @@ class Runner:
         except KeyboardInterrupt:
             self.folder.close("interrupted")
             raise Interrupted(self._interrupted()) from None
-        except Interrupted:
-            self.folder.close("interrupted")
+        except Interrupted as stop:
+            self.folder.close(stop.state, stop.reason)
             raise
         except Exception as error:
             self._fail(error)
@@ -272,6 +293,9 @@ class Runner:
         """Progress that nobody can see any more does not end the run."""
         try:
             progress.update(record)
+        except Pruned:
+            self._save()
+            raise
         except (OSError, SystemExit):  # rich makes the latter of a broken pipe
             _forget_viewers()
 

@@ -34,6 +34,7 @@ def as_line(record: Record) -> dict[str, Any]:
     }
     line = {"t": record.t, "cohort": record.cohort, "lr": record.lr, "metrics": metrics}
     more = {"dropped": record.dropped, "excluded": record.excluded, "windows": dict(record.windows)}
+    more["privacy"] = {n: v if isfinite(v) else None for n, v in record.privacy.items()}
     return {**line, **{name: value for name, value in more.items() if value}}
 
 
