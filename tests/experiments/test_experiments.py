@@ -16,6 +16,7 @@ from wima.experiments.definition import (
 )
 from wima.experiments.expand import expand
 from wima.experiments.grid import expand_grid, parse_axis, parse_seeds
+from wima.experiments.labels import paper_label
 from wima.experiments.printed import _tables, printed
 from wima.experiments.sheet import Cell, Sheet, read_sheet, write_sheet
 
@@ -118,9 +119,34 @@ def test_swa_has_runs_of_its_own_since_its_rate_steers():
 def test_windows_scale_with_the_scale():
     sheet, _ = expanded("window", "cpu")
     factor = scales()["cpu"].windows
-    for cell in sheet.cells:
-        printed_window = int(cell.row.removeprefix("W = "))
-        assert cell.models["average"] == f"wima{max(1, round(printed_window * factor))}"
+    for cell, window in zip(sheet.cells, 2 * [5, 10, 50, 100, 200], strict=True):
+        used = max(1, round(window * factor))
+        assert cell.models["average"] == f"wima{used}"
+        assert cell.row == f"W = {used} (paper: {window})"  # called by what was used
+        assert printed("window", cell.row, cell.column, "average").value
+
+
+def test_averages_that_look_back_are_called_by_the_rounds_that_they_see():
+    sheet, _ = expanded("averagers", "cpu")
+    assert sheet.rows == [
+        "WIMA, W = 20 (paper: 100)",
+        "LAWA, every 2nd of 20 (paper: 10th of 100)",
+        "EMA like W = 20 (paper: 100)",
+        "SWA from 75 %",
+        "WIMA, W = 2 (paper: 10)",
+        "EMA like W = 2 (paper: 10)",
+    ]
+    assert expanded("averagers", "paper")[0].rows[0] == "WIMA, W = 100"
+
+
+def test_a_sheet_of_the_papers_names_is_read_with_those_of_the_windows_used(tmp_path):
+    sheet, _ = expanded("window", "cpu")
+    old = sheet._replace(
+        rows=[paper_label(row) for row in sheet.rows],
+        cells=[cell._replace(row=paper_label(cell.row)) for cell in sheet.cells],
+    )
+    path = write_sheet(old, tmp_path)
+    assert old.rows[0] == "W = 5" and read_sheet(path) == sheet
 
 
 def test_only_limits_the_runs_but_not_the_sheet():

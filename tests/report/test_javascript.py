@@ -22,13 +22,16 @@ const run = { name: "run-0", state: "done", done: 7, rounds: 7, seconds: 75, own
   windows };
 const entry = { mean: 61.25, deviation: 0.5, text: "", seeds: 1, basis: "1 seed", jitter: 1.5,
   jump: 2, forgetting: 0.5, reached: [7], members: [[0, 0, "plain"], [1, -1, "plain"]] };
+const band = { ...curve, low: [5, 20, null, 10], high: [15, 40, null, 30], sparse: 5, seeds: [0] };
 const paper = { paper: 60, where: "Table 2", remark: "printed twice" };
 const more = { ...paper, gain: [2, 1, "rounds", 4, true] };
-const entries = [{ ...entry, at: [0, 0, 0] }, { ...entry, ...more, at: [0, 0, 1] }];
+const entries = [{ ...entry, band, at: [0, 0, 0] }, { ...entry, ...more, at: [0, 0, 1] }];
 const table = (columns) => ({ last: 4, rows: ["r"], columns, headings: ["plain", "ema"], entries,
-  gainNotes: ["Gain: over plain."] });
+  gainNotes: ["Gain: over plain."], settings: ["lr = 1."], long: { r: "all of r" }, seeds: "" });
+const lines = { ...table(["a"]), seeds: "2 seeds", grid: [1, ["", "best"], [["mean", "+0.25"]]] };
 const data = { measure: { title: "loss", digits: 2, sign: -1, target: 60 }, facts: {}, files: {},
-  tables: [table(["a"]), table(["a", "b"])], runs: [run], machines: [{}], omitted: [["a", "b"]] };
+  tables: [table(["a"]), table(["a", "b"]), lines], runs: [run], machines: [{}],
+  omitted: [["a", "b"]] };
 const anything = () => new Proxy(() => anything(), { get: anything }); // any property, any call
 const loose = { style: anything(), classList: anything(), clientWidth: 400, clientHeight: 300 };
 const listeners = [], addEventListener = (...args) => listeners.push(args);
@@ -84,6 +87,7 @@ def test_the_page_is_built_and_every_control_works() -> None:
     shown = js(EVERYTHING)
     assert "61.25 ± 0.50" in shown
     assert "[+1.00, +3.00]*†" in shown
+    assert "+0.25" in shown and "lr = 1." in shown
 
 
 def test_a_gain_has_the_marks_of_its_interval() -> None:
@@ -143,6 +147,30 @@ def test_smoothing_is_the_mean_of_the_last_rounds_and_keeps_gaps() -> None:
     seen = [[w for s, w in zip(t, v, strict=True) if now - 3 < s <= now and w] for now in t]
     means = [value and np.mean(last) / 100 for value, last in zip(v, seen, strict=True)]
     assert js("smoothed({ t, v }, 3).y", t=t, v=v) == pytest.approx(means)
+
+
+def test_a_band_is_smoothed_like_its_mean() -> None:
+    band = {"t": [1, 2, 3], "v": [200, 300, 700], "low": [100, 200, 300], "high": [300, 400, 800]}
+    found = js("spread(band, 2)", band=band)
+    for name, values in (("y", band["v"]), ("low", band["low"]), ("high", band["high"])):
+        pairs = [values[max(0, i - 1) : i + 1] for i in range(3)]
+        assert found[name] == pytest.approx([np.mean(pair) / 100 for pair in pairs])
+
+
+def test_points_are_drawn_up_to_the_round_before_which_rounds_were_left_out() -> None:
+    drawn = """(() => {
+        const calls = [], told = (name) => (...args) => calls.push([name, ...args]);
+        const context = new Proxy({}, { get: (_, name) => told(name),
+          set: (_, name, value) => told(name)(value) });
+        drawCurve(context, { x: [10, 20, 21, 22], y: [1, 2, NaN, 4], sparse },
+          { px: (x) => x, py: (y) => y }, [], false);
+        return calls;
+    })()"""
+    for until, points in ((20, [10, 20]), (0, [])):
+        calls = js(drawn, sparse=until)
+        assert [call[1] for call in calls if call[0] == "arc"] == points
+        widths = [call[1] for call in calls if call[0] == "lineWidth"]
+        assert widths[1] < widths[0]  # the part with points is thinner
 
 
 def test_what_has_no_number_is_sorted_last() -> None:

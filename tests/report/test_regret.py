@@ -13,7 +13,7 @@ from wima.experiments.sheet import Cell, write_sheet
 from wima.report.choices import NEAR, SMOOTH, WIDE, choices_figure
 from wima.report.gather import gather
 from wima.report.measure import Measure
-from wima.report.regret import LAST, MIDDLE, regret_lines, regrets
+from wima.report.regret import LAST, MIDDLE, NOTES, regret_lines, regrets
 from wima.report.write import make_tables, write_report
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -112,3 +112,15 @@ def test_the_picture_shows_the_chosen_windows_beside_the_good_ones(pool):
     last = ends[ends[:, 0] == ROUNDS][:, 1]
     assert min(last) == pytest.approx(min(sizes) / WIDE)
     assert max(last) == pytest.approx(max(sizes) * WIDE)
+
+
+def test_the_page_shows_the_lines_of_regrets(browser, pool, tmp_path):
+    write_report([pool[0]], tmp_path / "out")
+    [table], _ = make_tables(gather([pool[0]], "accuracy"), Measure())
+    header, lines = regret_lines(table, Measure())
+    browser.open(tmp_path / "out" / "index.html")
+    texts = "(e) => [...e.children].map((c) => c.textContent)"
+    rows = browser.js(f"[...document.querySelectorAll('.table tr')].map({texts})")
+    assert rows == [header, *lines]
+    assert NOTES[1] in browser.js("document.querySelector('.table .rest').textContent")
+    assert browser.errors == []

@@ -136,6 +136,7 @@ def test_the_readout_of_a_curve_says_how_many_models_are_in_its_window(
     write_report([columns], columns / "out")
     browser.open(columns / "out" / "index.html")
     show_all(browser)
+    browser.js("document.querySelector('[name=each]').click()")
     browser.js("document.querySelector('canvas').focus()")
     readout = "document.querySelector('.readout').textContent"
     for key in ("End", "End", "ArrowLeft", "ArrowDown", "ArrowDown"):  # two seeds of plain first

@@ -22,7 +22,7 @@ from wima.experiments.definition import (
     methods,
     settings,
 )
-from wima.experiments.sheet import Cell, Sheet
+from wima.experiments.sheet import Cell, Sheet, with_used_windows
 from wima.runs.folder import run_name
 from wima.runs.settings import Choice, Settings, as_choice, change, make_settings, read_table
 
@@ -83,7 +83,7 @@ def expand(
         headings=list(dict.fromkeys(heading for cell in cells for heading in cell.models)),
         cells=cells,
     )
-    return sheet, list(jobs.values())
+    return with_used_windows(sheet), list(jobs.values())
 
 
 def _cells(experiment: Experiment, training: Training, seed: int, run: str) -> Iterator[Cell]:

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wima.experiments.labels import paper_label
+
 FILE = Path(__file__).parent / "printed.toml"
 
 
@@ -26,6 +28,7 @@ def _tables() -> dict[str, Any]:
 def printed(sheet: str, row: str, column: str, heading: str) -> Printed | None:
     """What the paper prints in that place; None if it prints nothing there."""
     table = _tables().get(sheet, {})
+    row, heading = paper_label(row), paper_label(heading)
     value = table.get("rows", {}).get(row, {}).get(column, {}).get(heading)
     if value is None:
         return None

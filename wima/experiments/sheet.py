@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from wima.core.checks import is_count
 from wima.core.errors import UsageError
+from wima.experiments.labels import used_label
 from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
@@ -61,7 +62,7 @@ def write_sheet(sheet: Sheet, folder: Path) -> Path:
 
 
 def read_sheet(path: Path) -> Sheet:
-    """Read a sheet; a damaged one is refused."""
+    """Read a sheet, with the windows that were used in its names; a damaged one is refused."""
     try:
         content = json.loads(read_text(path))
         cells = [Cell(**cell) for cell in content.pop("cells")]
@@ -69,7 +70,32 @@ def read_sheet(path: Path) -> Sheet:
         _check(sheet)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} is not a sheet of runs: {error}") from None
-    return sheet
+    return with_used_windows(sheet)
+
+
+def with_used_windows(sheet: Sheet) -> Sheet:
+    """The sheet of a scale, its rows and headings called by the windows that were used."""
+    if not sheet.scale:
+        return sheet
+    rows: dict[str, set[str]] = {}
+    headings: dict[str, set[str]] = {}
+    for cell in sheet.cells:
+        rows.setdefault(cell.row, set()).update(m for m in cell.models.values() if m != "plain")
+        for heading, model in cell.models.items():
+            headings.setdefault(heading, set()).add(model)
+    row_names = {label: used_label(label, models) for label, models in rows.items()}
+    names = {label: used_label(label, models) for label, models in headings.items()}
+    cells = [
+        cell._replace(
+            row=row_names[cell.row], models={names[h]: model for h, model in cell.models.items()}
+        )
+        for cell in sheet.cells
+    ]
+    return sheet._replace(
+        rows=[row_names.get(label, label) for label in sheet.rows],
+        headings=[names.get(label, label) for label in sheet.headings],
+        cells=cells,
+    )
 
 
 def _joined(new: Sheet, old: Sheet, folder: Path) -> Sheet:

@@ -1,14 +1,19 @@
-"""Curves as PNG and SVG: a colour per row (per model if there is one row), averages dashed."""
+"""Curves as PNG and SVG: a colour per row (per model if there is one row), averages dashed.
+
+Of several seeds, the mean and a band from the least to the greatest value.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from wima.report.bands import band_of, draw_curve, sparse_until
 from wima.report.choices import choices_figure
 from wima.report.measure import Measure
-from wima.report.statistics import thinned
+from wima.report.statistics import Curve, thinned
 from wima.report.strip import axes_of
 from wima.report.tables import PLAIN, Entry, Table
 
@@ -75,21 +80,35 @@ def _figure(table: Table, column: str, measure: Measure) -> Any:
 
 
 def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -> None:
-    """The curves of one place, a line per seed, the first with the name; below, their windows."""
+    """The curves of one place, with the name on the first; below, their windows."""
     rows, averages = table.sheet.rows, [h for h in table.sheet.headings if h != PLAIN]
     plain = entry.heading == PLAIN
     dash = "-" if plain else DASHES[averages.index(entry.heading) % len(DASHES)]
     tone = rows.index(entry.row) if len(rows) > 1 else table.sheet.headings.index(entry.heading)
-    style = {"color": COLOURS[tone % len(COLOURS)], "linewidth": 0.8 if plain else 1.6}
+    colour = COLOURS[tone % len(COLOURS)]
+    style = {"color": colour, "linewidth": 0.8 if plain else 1.6, "ls": dash}
     label: str | None = _printable(f"{entry.row}, {entry.heading}")
-    for member in entry.members:
-        if member.run is None or member.score is None:
-            continue
-        curve = thinned(member.run.curves[member.model], POINTS)
-        axes.plot(curve.rounds, measure.factor * curve.values, ls=dash, label=label, **style)
+    for curve in _curves(axes, entry, measure, colour):
+        shown = thinned(curve, POINTS)
+        draw_curve(axes, shown, sparse_until(curve.rounds), label, **style)
         label = None
-        if member.window is not None:
-            strip.plot(*thinned(member.window, POINTS), color=style["color"], linewidth=1.0)
+    for member in entry.members:
+        if member.score is not None and member.window is not None:
+            strip.plot(*thinned(member.window, POINTS), color=colour, linewidth=1.0)
+
+
+def _curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
+    """The mean over the seeds that are done, on a band from the least to the greatest; others."""
+    band = band_of(entry.members)
+    if band is not None:
+        low, high = measure.factor * band.low, measure.factor * band.high
+        axes.fill_between(band.rounds, low, high, color=colour, alpha=0.13, linewidth=0)
+        yield Curve(band.rounds, measure.factor * band.mean)
+    for member in entry.members:
+        known = member.run is not None and member.score is not None
+        if known and member.run and not (band and member.seed in band.seeds):
+            curve = member.run.curves[member.model]
+            yield Curve(curve.rounds, measure.factor * curve.values)
 
 
 def _legend(figure: Any, axes: Any) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from wima.core.last import last_rounds
 from wima.experiments.sheet import Sheet
 from wima.report.gather import Omitted, Trace
 from wima.report.measure import Measure
 from wima.report.tables import Members, Table, make_table
-from wima.runs.settings import NOT_IN_RESULTS, Choice, Settings
+from wima.runs.settings import NOT_IN_RESULTS, Settings
 
 NAME = "runs"
+LIMIT = 60  # characters of a row's name
 APART = {"seed", *NOT_IN_RESULTS}  # what runs of one row may differ in
 
 
@@ -24,16 +28,18 @@ def runs_table(runs: Sequence[Trace], measure: Measure) -> tuple[Table, list[Omi
         first = group.setdefault(run.settings.seed, run)
         if first is not run:
             repeats.append(Omitted(str(run.path), f"the same settings and seed as {first.path}"))
-    facts = [dict(key) for key in sorted(groups)]
-    rows = dict(zip(_labels(facts), sorted(groups), strict=True))
+    keys = sorted(groups)
+    names = group_names([dict(key) for key in keys])
+    rows = [name.short for name in names]
     headings = list(dict.fromkeys(m for run in runs for m in run.curves)) or ["plain"]
     headings.sort(key=lambda heading: heading != "plain")
-    places = {(row, ""): _members(groups[key]) for row, key in rows.items()}
+    places = {(row, ""): _members(groups[key]) for row, key in zip(rows, keys, strict=True)}
     shortest = min((run.settings.rounds for run in runs), default=1)
     last = measure.last or last_rounds(shortest)
-    title = "Runs" if len(rows) > 1 else f"Runs of {next(iter(rows))}"
-    sheet = Sheet(NAME, title, "", "table", "", "", "", last, list(rows), [""], headings, [])
-    return make_table(sheet, places, last, measure), repeats
+    title = "Runs" if len(rows) > 1 else f"Runs of {rows[0]}"
+    sheet = Sheet(NAME, title, "", "table", "", "", "", last, rows, [""], headings, [])
+    table = make_table(sheet, places, last, measure)
+    return table._replace(long={n.short: n.whole for n in names if n.whole != n.short}), repeats
 
 
 def _best_first(run: Trace) -> tuple[bool, int, str]:
@@ -47,27 +53,63 @@ def _members(seeds: dict[int, Trace]) -> Members:
 
 
 def _facts(settings: Settings) -> dict[str, str]:
-    """The settings that make a group, as short texts."""
-    names = [name for name in type(settings).model_fields if name not in APART]
-    return {name: _text(getattr(settings, name)) for name in names}
+    """The settings that make a group, as short texts; those that are not set are left out."""
+    values = {name: getattr(settings, name) for name in type(settings).model_fields}
+    return {n: _text(v) for n, v in values.items() if n not in APART and v is not None}
 
 
 def _text(value: object) -> str:
-    if isinstance(value, list):
-        return ",".join(_text(item) for item in value)
-    return str(value) if isinstance(value, Choice) else f"{value}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _labels(groups: Sequence[dict[str, str]]) -> list[str]:
-    """A name for each group: its algorithm and data, and what else it differs in."""
-    varied = [name for name in groups[0] if len({group[name] for group in groups}) > 1]
-    named = [name for name in varied if name not in ("algorithm", "data", "averagers")]
-    labels = [_label(group, named) for group in groups]
-    if len(set(labels)) < len(labels):  # headings show the averagers; only if need be
-        labels = [_label(group, [*named, "averagers"]) for group in groups]
-    return labels
+class Name(NamedTuple):
+    """What a group of runs is called."""
+
+    short: str  # of at most LIMIT characters
+    whole: str  # with all that differs
 
 
-def _label(group: dict[str, str], named: Sequence[str]) -> str:
-    first = f"{group['algorithm']} on {group['data']}"
-    return ", ".join([first, *(f"{name}={group[name]}" for name in named)])
+def group_names(groups: Sequence[dict[str, str]]) -> list[Name]:
+    """A name of its own for each group: algorithm and data, and what else tells it from others."""
+    alike: dict[str, list[dict[str, str]]] = {}
+    for group in groups:
+        alike.setdefault(_first(group), []).append(group)
+    keys = {first: _telling(own) for first, own in alike.items()}
+    names = [_name(group, keys[_first(group)]) for group in groups]
+    taken: Counter[str] = Counter()
+    for place, name in enumerate(names):
+        taken[name.short] += 1
+        if taken[name.short] > 1:
+            names[place] = name._replace(short=f"{name.short} ({taken[name.short]})")
+    return names
+
+
+def _first(group: dict[str, str]) -> str:
+    data = group["data"]
+    return f"{group['algorithm']} on {Path(data).stem if data.endswith('.npz') else data}"
+
+
+def _telling(groups: Sequence[dict[str, str]]) -> list[str]:
+    """The settings that these groups differ in, first those that tell most of them apart."""
+
+    def kinds(names: Sequence[str]) -> int:
+        return len({tuple(group.get(name) for name in names) for group in groups})
+
+    known = dict.fromkeys(name for group in groups for name in group)
+    varied = [name for name in known if name != "averagers" and kinds([name]) > 1]
+    varied.sort(key=lambda name: -kinds([name]))
+    if kinds(varied) < len(groups):  # headings show the averagers; only if need be
+        varied.append("averagers")
+    needed: list[str] = []
+    for name in varied:
+        needed += [name] if kinds([*needed, name]) > kinds(needed) else []
+    return [*needed, *(name for name in varied if name not in needed)]
+
+
+def _name(group: dict[str, str], telling: Sequence[str]) -> Name:
+    parts = [f"{name}={group[name]}" for name in telling if name in group]
+    whole = ", ".join([_first(group), *parts])
+    if len(whole) <= LIMIT:
+        return Name(whole, whole)
+    cut = whole[: LIMIT - 1]
+    return Name(f"{cut[: cut.rfind(', ')] if ', ' in cut else cut} …", whole)

@@ -19,16 +19,22 @@ from typing import Any
 import numpy as np
 from markdown_it import MarkdownIt
 
+from wima.report.bands import Band, band_of, sparse_until
+from wima.report.forest import forest
 from wima.report.gather import Omitted, Trace
+from wima.report.grid import common_seeds, grid, paper_gain
+from wima.report.headline import comparisons, headline
 from wima.report.measure import Measure
+from wima.report.notes import gain_notes, settings_notes
+from wima.report.regret import NOTES
 from wima.report.statistics import Curve, thinned
 from wima.report.tables import Entry, Table
-from wima.report.texts import gain_notes, paper_gain
 
 FOLDER = Path(__file__).parent / "page"
 SCRIPTS = (
     "dom.js",
     "scale.js",
+    "curves.js",
     "chart.js",
     "strip.js",
     "legend.js",
@@ -56,6 +62,8 @@ def page(
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
         "title": escape(str(facts["title"])),
+        "headline": escape(headline(tables, measure)),
+        "gains": forest(comparisons(tables), measure),
         "notes": notes_section(facts.get("notes", "")),
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
         "style": style,
@@ -99,7 +107,10 @@ def payload(
     shown = {id(run): run for table in tables for run in table.runs()}
     runs = sorted(shown.values(), key=lambda run: str(run.path))
     number = {id(run): i for i, run in enumerate(runs)}
+    entries = [entry for table in tables for entry in table.entries.values()]
+    bands = {id(entry): band_of(entry.members) for entry in entries}
     curves = sum(len(run.curves) + len(run.windows) for run in runs)
+    curves += 3 * sum(band is not None for band in bands.values())
     points = min(MOST, max(LEAST, BUDGET // max(curves, 1)))
     machines: dict[str, int] = {}
     return {
@@ -110,21 +121,33 @@ def payload(
             "sign": measure.sign,
             "target": None if measure.target is None else measure.factor * measure.target,
         },
-        "tables": [_table(table, number, measure) for table in tables],
+        "tables": [_table(table, number, measure, bands, points) for table in tables],
         "runs": [_run(run, machines, points, measure) for run in runs],
         "machines": [json.loads(text) for text in machines],
         "omitted": [list(item) for item in omitted],
     }
 
 
-def _table(table: Table, number: dict[int, int], measure: Measure) -> dict[str, Any]:
+def _table(
+    table: Table,
+    number: dict[int, int],
+    measure: Measure,
+    bands: dict[int, Band | None],
+    points: int,
+) -> dict[str, Any]:
     sheet = table.sheet
     names = ["name", "title", "shown", "kind", "scale", "note", "command"]
     names += ["rows", "columns", "headings"]
-    entries = [_entry(table, entry, number, measure) for entry in table.entries.values()]
+    entries = []
+    for entry in table.entries.values():
+        shown, band = _entry(table, entry, number, measure), bands[id(entry)]
+        entries.append(shown if band is None else {**shown, "band": _band(band, points, measure)})
     about = {name: getattr(sheet, name) for name in names}
-    about |= {"slug": table.slug, "last": table.last, "gainNotes": gain_notes(table)}
-    return {**about, "entries": entries}
+    about |= {"slug": table.slug, "last": table.last, "settings": settings_notes(table)}
+    about |= {"seeds": common_seeds(table), "long": dict(table.long)}
+    if sheet.kind == "regret":
+        return {**about, "gainNotes": NOTES, "grid": grid(table, measure)[:3], "entries": entries}
+    return {**about, "gainNotes": gain_notes(table), "entries": entries}
 
 
 def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure) -> dict[str, Any]:
@@ -186,7 +209,7 @@ def _run(run: Trace, machines: dict[str, int], points: int, measure: Measure) ->
         "command": _command(run.environment.get("command")),
         "own": {name: around[name] for name in OWN if name in around},
         "machine": known,
-        "curves": {m: _points(thinned(c, points), scale) for m, c in run.curves.items()},
+        "curves": {m: _curve(c, points, scale) for m, c in run.curves.items()},
         "windows": {m: _points(thinned(c, points)) for m, c in run.windows.items()},
     }
 
@@ -199,6 +222,22 @@ def _command(words: Any) -> str:
     if not isinstance(words, list):
         return "" if words is None else str(words)
     return shlex.join(str(word) for word in words)
+
+
+def _curve(curve: Curve, points: int, scale: float) -> dict[str, Any]:
+    """A curve for the page; `sparse`: up to which round evaluations are points."""
+    until = sparse_until(curve.rounds)
+    return _points(thinned(curve, points), scale) | ({"sparse": until} if until else {})
+
+
+def _band(band: Band, points: int, measure: Measure) -> dict[str, Any]:
+    """The mean over seeds as a curve, with the least and the greatest values in the same rounds."""
+    scale = measure.factor * 10**measure.digits
+    mean = _curve(Curve(band.rounds, band.mean), points, scale)
+    kept = np.isin(band.rounds, thinned(Curve(band.rounds, band.mean), points).rounds)
+    ends = {"low": band.low, "high": band.high}
+    own = {n: _points(Curve(band.rounds[kept], v[kept]), scale)["v"] for n, v in ends.items()}
+    return {**mean, **own, "seeds": band.seeds}
 
 
 def _points(curve: Curve, scale: float = 1) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from wima.core.text import printable
+from wima.report.bands import draw_curve, sparse_until
+from wima.report.statistics import Curve
 from wima.report.strip import axes_of
 from wima.runs.folder import Run
 
@@ -20,9 +22,10 @@ def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
     for model in run.models:
         rounds, values = run.curve(model, metric)
         plain = model == "plain"
-        style = "-" if plain else "--"
-        label = _no_formula(model)
-        (line,) = axes.plot(rounds, values, style, label=label, linewidth=0.9 if plain else 2.0)
+        curve = Curve(np.array(rounds), np.array(values))
+        style = {"ls": "-" if plain else "--", "linewidth": 0.9 if plain else 2.0}
+        until = sparse_until(curve.rounds)
+        line = draw_curve(axes, curve, until, _no_formula(model), **style)
         if model in run.windows:
             strip.plot(*run.windows[model], color=line.get_color(), linewidth=1.0)
     values = run.curve("plain", metric)[1]

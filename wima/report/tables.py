@@ -101,6 +101,7 @@ class Table(NamedTuple):
     last: int
     entries: dict[Place, Entry]
     slug: str = ""  # its name in files
+    long: Mapping[str, str] = {}  # row -> what its name leaves out for shortness
 
     def entry(self, row: str, column: str, heading: str) -> Entry | None:
         return self.entries.get((row, column, heading))

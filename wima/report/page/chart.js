@@ -1,30 +1,17 @@
 "use strict";
-// Curves on a canvas: a colour per row, plain solid, averages dashed, a line per seed.
+// Curves on a canvas: a colour per row, plain solid, averages dashed; seeds as their mean and a band.
 
 const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3], [12, 4], [1, 5]];
 const SHOWN_ROWS = 12; // the others are hidden until asked for
 
-/** What all rows share, such as the plain model of averages of one run, is one series. */
-function onceOnly(lines) {
-  const kept = [];
-  for (const heading of new Set(lines.map((line) => line.heading))) {
-    const own = lines.filter((line) => line.heading === heading);
-    const rows = new Set(own.map((line) => line.row)).size;
-    const curves = new Set(own.map((line) => `${line.seed} ${line.source}`)).size;
-    const common = rows > 1 && curves * rows === own.length;
-    kept.push(...(common ? own.filter((line) => line.row === own[0].row).map((line) => ({ ...line, common })) : own));
-  }
-  return kept;
-}
-
 class Chart {
   constructor(table) {
     this.table = table;
-    this.settings = { column: 0, smoothing: 0, logX: false, logY: false, late: false };
+    this.settings = { column: 0, smoothing: 0, logX: false, logY: false, late: false, each: false };
     this.hidden = new Set();
-    table.rows.forEach((_, row) => {
-      if (row >= SHOWN_ROWS) table.headings.forEach((_, heading) => this.hidden.add(`${row}/${heading}`));
-    });
+    table.rows.forEach((_, row) => table.headings.forEach((_, heading) => {
+      if (row >= SHOWN_ROWS || (table.grid && heading > 1)) this.hidden.add(`${row}/${heading}`);
+    }));
     this.cursor = null; // { line, index }
     this.canvas = el("canvas", {
       tabindex: "0", role: "img",
@@ -60,7 +47,8 @@ class Chart {
     });
     return el("div", { class: "controls" }, columns.length > 1 ? field("Curves of", column) : "",
       el("label", { class: "field" }, el("span", {}, "Smoothing"), smoothing, shown),
-      check("late", `Last ${this.table.last} rounds`), check("logY", "Log scale"), check("logX", "Log rounds"));
+      check("late", `Last ${this.table.last} rounds`), check("logY", "Log scale"), check("logX", "Log rounds"),
+      this.table.entries.some((entry) => entry.band) ? check("each", "Each seed") : "");
   }
 
   /** The lines of the chosen column, smoothed. */
@@ -69,22 +57,34 @@ class Chart {
     this.cursor = null;
     this.lines = [];
     for (const entry of this.table.entries) {
-      const [row, place, heading] = entry.at;
-      if (place !== column || heading < 0) continue;
-      for (const [seed, number, model] of entry.members) {
-        const run = DATA.runs[number];
-        if (!run || !run.curves[model]) continue;
-        this.lines.push({
-          key: `${row}/${heading}`, row, heading, seed, source: `${number}/${model}`,
-          ...smoothed(run.curves[model], smoothing), window: run.windows[model] && points(run.windows[model], 0),
-        });
+      if (entry.at[1] !== column || entry.at[2] < 0) continue;
+      const own = this.seeds(entry);
+      const { band } = entry;
+      if (!band || this.settings.each) {
+        this.lines.push(...own);
+        continue;
       }
+      const parts = own.filter((line) => band.seeds.includes(line.seed));
+      const source = parts.map((line) => line.source).join();
+      this.lines.push({ ...parts[0], ...spread(band, smoothing), window: null, seed: -1, source, parts },
+        ...own.filter((line) => !parts.includes(line)));
     }
     this.lines = onceOnly(this.lines);
     this.lines.sort((a, b) => a.row - b.row || a.heading - b.heading);
     this.canvas.style.setProperty("--strip", `${this.strip.room()}px`);
     this.legend.fill();
     this.draw();
+  }
+
+  /** A line for each seed of a place. */
+  seeds({ at: [row, , heading], members }) {
+    return members.filter(([, number, model]) => DATA.runs[number]?.curves[model]).map(([seed, number, model]) => {
+      const { curves, windows } = DATA.runs[number];
+      return {
+        key: `${row}/${heading}`, row, heading, seed, source: `${number}/${model}`, sparse: curves[model].sparse,
+        ...smoothed(curves[model], this.settings.smoothing), window: windows[model] && points(windows[model], 0),
+      };
+    });
   }
 
   /** A colour per row; per model if there is but one row. */
@@ -120,12 +120,12 @@ class Chart {
     let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const { x } of lines) x1 = Math.max(x1, x[x.length - 1]);
     const from = this.settings.late ? x1 - this.table.last : -Infinity;
-    for (const { x, y } of lines) {
+    for (const { x, y, low = y, high = y } of lines) {
       for (let i = 0; i < x.length; i++) {
-        if (x[i] < from || !(this.settings.logY ? y[i] > 0 : !Number.isNaN(y[i]))) continue;
+        if (x[i] < from || !(this.settings.logY ? low[i] > 0 : !Number.isNaN(y[i]))) continue;
         x0 = Math.min(x0, x[i]);
-        y0 = Math.min(y0, y[i]);
-        y1 = Math.max(y1, y[i]);
+        y0 = Math.min(y0, low[i]);
+        y1 = Math.max(y1, high[i]);
       }
     }
     if (y0 > y1) return [0, 1, this.settings.logY ? 1 : 0, this.settings.logY ? 10 : 1];
@@ -135,7 +135,7 @@ class Chart {
 
   /** Functions from data to pixels. */
   scales(width, height, [x0, x1, y0, y1]) {
-    const pad = { left: 52, right: 12, top: 12, bottom: 36 };
+    const pad = { left: 64, right: 12, top: 12, bottom: 36 };
     const bottom = height - pad.bottom; // of all; the curves end above the strip
     const end = bottom - this.strip.room();
     const { logX, logY } = this.settings;
@@ -161,9 +161,13 @@ class Chart {
     const draw = (line, curve, toY, dash) => {
       context.globalAlpha = chosen && line.key !== chosen ? 0.35 : 1;
       context.strokeStyle = colours[this.tone(line)];
-      this.line(context, curve, toY, dash, line.key === chosen);
+      drawCurve(context, curve, { px: this.at.px, py: toY }, dash, line.key === chosen);
     };
-    this.clipped(context, width, pad.top, end, () => lines.forEach((line) => draw(line, line, py, this.dash(line))));
+    this.clipped(context, width, pad.top, end, () => {
+      context.globalAlpha = 0.13;
+      lines.filter((line) => line.low).forEach((line) => fillBand(context, line, this.at, colours[this.tone(line)]));
+      lines.forEach((line) => draw(line, line, py, this.dash(line)));
+    });
     if (bottom > end) this.strip.paint(context, width, bottom, lines, range, draw);
     if (this.cursor) this.mark(context, colours);
   }
@@ -184,21 +188,6 @@ class Chart {
     return plain ? [] : DASHES[1 + ((heading + DASHES.length - 2) % (DASHES.length - 1))];
   }
 
-  line(context, { x, y }, toY, dash, chosen) {
-    context.lineWidth = (dash.length ? 2 : 1.1) + (chosen ? 1 : 0);
-    context.setLineDash(dash);
-    context.lineJoin = "round";
-    context.beginPath();
-    let pen = false;
-    for (let i = 0; i < x.length; i++) {
-      if (Number.isNaN(y[i])) { pen = false; continue; }
-      const [px, py] = [this.at.px(x[i]), toY(y[i])];
-      if (pen) context.lineTo(px, py); else context.moveTo(px, py);
-      pen = true;
-    }
-    context.stroke();
-  }
-
   axes(context, width, height, [x0, x1, y0, y1]) {
     const { pad, px, py, end, bottom } = this.at;
     this.rules(context, width, ticks(y0, y1, this.settings.logY, (end + pad.bottom) / 60), py);
@@ -208,6 +197,11 @@ class Chart {
       context.fillText(short(tick), px(tick), bottom + 8);
     }
     context.fillText("round", (pad.left + width - pad.right) / 2, height - 14);
+    context.save();
+    context.translate(2, (pad.top + end) / 2);
+    context.rotate(-Math.PI / 2);
+    context.fillText(MEASURE.title, 0, 0);
+    context.restore();
   }
 
   /** Horizontal lines with their numbers. */
@@ -265,7 +259,9 @@ class Chart {
     if (!cursor) return this.tell("");
     const { line, index } = cursor;
     const value = Number.isNaN(line.y[index]) ? "not finite" : format(line.y[index]) + UNIT;
-    return this.tell(`round ${line.x[index]} \u00b7 ${this.name(line)}, seed ${line.seed}: ${value}${this.strip.told(line, line.x[index])}`);
+    const who = line.parts ? `mean of ${line.parts.length} seeds` : `seed ${line.seed}`;
+    const ends = line.parts ? ` (${format(line.low[index])} to ${format(line.high[index])})` : "";
+    return this.tell(`round ${line.x[index]} \u00b7 ${this.name(line)}, ${who}: ${value}${ends}${this.strip.told(line, line.x[index])}`);
   }
 
   tell(text) {

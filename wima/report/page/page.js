@@ -11,7 +11,8 @@ function tableSection(table) {
   const files = (DATA.files[table.slug] || []).map((name) => el("li", {}, el("a", { href: name }, name)));
   const section = el("section", { id: `table-${table.slug}` },
     el("h2", {}, table.title), lead ? el("p", { class: "lead" }, lead) : "",
-    table.note ? el("p", {}, table.note) : "",
+    table.settings.length ? el("p", { class: "settings" }, table.settings.join(" ")) : "",
+    table.note ? el("details", {}, el("summary", {}, table.scale ? `What scale ${table.scale} changes` : "Note"), el("p", {}, table.note)) : "",
     table.kind === "curves" ? [plot, view] : [view, plot],
     table.command ? code(table.command, "Command of this section") : "",
     remarks(table),
@@ -62,13 +63,14 @@ function omittedSection() {
 
 function methodSection() {
   const says = [
+    ["Headline", "Each training is one comparison, however many tables show it, with the average that most of them have. Significant: different from zero after Holm\u2019s correction for the number of comparisons. The interval of the median gain is that of its order statistics, from six comparisons on; it takes them for a sample of those that might have been made."],
     ["Level", "The metric is averaged over the last rounds of a run (those that were evaluated), then over seeds; \u00b1 is the standard deviation over seeds."],
     ["Gain", "Both models of a pair saw the same cohorts, so the gain over plain is a paired difference. With two or more seeds, its 95 % interval is Student\u2019s, over the seeds\u2019 differences. With one seed (marked *), it comes from the rounds of that run: the means of ten stretches count as fewer independent values, the more neighbouring stretches are correlated. That interval is of the mean of this run and says nothing about other seeds. A \u2020 marks a gain that still differs from zero after Holm\u2019s correction for the number of intervals in the table."],
     ["Deviation and jump", "The standard deviation from round to round over the last rounds, and the mean size of the step from one evaluation to the next: how steady a model is."],
     ["Forgetting", "How far a model stays behind the best it has been so far, averaged over the last rounds."],
     ["Rounds to target", "The first evaluated round at the target, averaged over the seeds that reach it."],
     ["N/A", "At least one seed diverged. A dash is a run that was not started; 120/300 rounds is one that is not finished."],
-    ["Curves", "Long curves are thinned to what a screen can show, keeping the least and the greatest value of each stretch. Smoothing is the mean over the rounds before. The strip below shows, for averages that choose their window, how many models it holds."],
+    ["Curves", "Of several seeds that are done, the mean, and a band from the least to the greatest. Where rounds were not evaluated, points on a thin line. Long curves are thinned to what a screen can show, keeping the least and the greatest value of each stretch. Smoothing is the mean over the rounds before. The strip below shows, for averages that choose their window, how many models it holds."],
   ];
   return el("section", { id: "method" }, el("h2", {}, "How the numbers are made"),
     el("dl", { class: "method" }, says.map(([term, text]) => el("div", {}, el("dt", {}, term), el("dd", {}, text)))));

@@ -7,7 +7,10 @@ class Strip {
   constructor(chart) { this.chart = chart; }
 
   /** The pixels that it takes: none, unless a curve has a window that varies. */
-  room() { return this.chart.lines.some((line) => line.window) ? STRIP.height + STRIP.above : 0; }
+  room() { return this.varied(this.chart.lines).length ? STRIP.height + STRIP.above : 0; }
+
+  /** The lines of single seeds whose windows vary. */
+  varied(lines) { return lines.flatMap((line) => line.parts || [line]).filter((line) => line.window); }
 
   /** The least and the greatest window between two rounds, with a margin. */
   range(lines, x0, x1) {
@@ -24,7 +27,7 @@ class Strip {
 
   /** The windows of these lines, whose lower edge is at `bottom`. */
   paint(context, width, bottom, lines, [x0, x1], draw) {
-    const own = lines.filter((line) => line.window);
+    const own = this.varied(lines);
     const [low, high] = this.range(own, x0, x1);
     const top = bottom - STRIP.height;
     const py = scale(true, low, high, bottom, top);

@@ -55,14 +55,15 @@ function reachedText(entry) {
 const DETAILS = [
   ["ours", "mean over the last rounds, then over seeds, with the deviation over seeds",
     (e) => e.mean, (e, t) => level(t, e)],
-  ["paper", "as printed in the paper", (e) => e.paper, (e) => paperText(e)],
+  ["paper", "as printed in the paper", (e) => e.paper, 
+    (e, t) => (hasPaper(e) ? el("span", { class: t.scale === "paper" ? "" : "unclear" }, paperText(e)) : "")],
   ["ours \u2212 paper", "the difference", toPaper,
-    (e) => (toPaper(e) === null ? "" : difference(toPaper(e), "the paper"))],
+    (e, t) => (toPaper(e) === null ? "" : difference(toPaper(e), "the paper", t.scale !== "paper"))],
   ["gain", "over plain, paired", (e) => e.gain && e.gain[0],
     (e) => (e.gain && e.gain[0] !== null ? gainMark(e.gain) : "")],
   ["95 % interval", "of the gain", (e) => e.gain && e.gain[1], (e) => (e.gain ? gainEnds(e.gain) : "")],
   ["from", "what the interval stands on: seeds, or the rounds of one run", (e) => e.gain && e.gain[3],
-    (e) => (e.gain && e.gain[1] !== null ? `${e.gain[3]} ${e.gain[2]}` : "")],
+    (e, t) => (e.gain && e.gain[1] !== null && !t.seeds ? `${e.gain[3]} ${e.gain[2]}` : "")],
   ["paper\u2019s gain", "the difference of the paper\u2019s two numbers", (e) => e.paperGain,
     (e) => format(e.paperGain, true)],
   ["deviation", "standard deviation from round to round, over the last rounds", (e) => e.jitter,
@@ -72,7 +73,7 @@ const DETAILS = [
     (e) => format(e.forgetting)],
   ["rounds to target", "first evaluated round at the target", (e) => e.reached[0],
     (e) => (MEASURE.target === null ? "" : reachedText(e))],
-  ["seeds", "how many runs the number stands on", (e) => e.seeds, (e) => e.basis],
+  ["seeds", "how many runs the number stands on", (e) => e.seeds, (e, t) => (t.seeds ? "" : e.basis)],
 ];
 
 class TableView {
@@ -90,7 +91,7 @@ class TableView {
     const choice = el("select", { name: "view", onchange: (e) => { this.column = Number(e.target.value); this.fill(); } },
       el("option", { value: -1 }, "all columns"),
       table.columns.map((text, i) => el("option", { value: i }, `${text}, in detail`)));
-    this.controls = el("div", { class: "controls" }, table.columns.length > 1 ? field("Show", choice) : "",
+    this.controls = table.grid ? "" : el("div", { class: "controls" }, table.columns.length > 1 ? field("Show", choice) : "",
       table.rows.length > 15 ? this.search : "");
     this.element = el("div", { class: "table" }, this.controls, this.scroll, this.more, this.note());
     this.byPlace = new Map(table.entries.map((entry) => [entry.at.join("/"), entry]));
@@ -100,22 +101,38 @@ class TableView {
   fill() {
     const fits = matcher(this.search.value);
     const rows = this.table.rows.map((_, i) => i).filter((i) => fits(this.table.rows[i]));
-    const filled = this.column < 0 ? this.overview(rows) : this.details(rows);
+    const { grid } = this.table;
+    const filled = grid ? this.lines(grid) : this.column < 0 ? this.overview(rows) : this.details(rows);
     this.scroll.replaceChildren(filled);
-    this.more.hidden = rows.length <= this.limit;
+    this.more.hidden = Boolean(grid) || rows.length <= this.limit;
     this.more.textContent = `Show all ${rows.length} rows`;
   }
 
   /** How to read it. */
   note() {
-    const { gainNotes } = this.table;
-    return el("p", { class: "rest" }, ["\u00b1 behind a level: deviation over seeds.", ...gainNotes,
-      gainNotes.length ? "In grey: a gain whose interval does not exclude zero." : "", "A number opens its runs."].join(" "));
+    const { gainNotes, grid, seeds } = this.table;
+    if (grid) return el("p", { class: "rest" }, gainNotes.join(" "));
+    return el("p", { class: "rest" }, [seeds === "1 seed" ? "" : "\u00b1 behind a level: deviation over seeds.", ...gainNotes,
+      gainNotes.length ? "In grey: a gain whose interval does not exclude zero." : "", "A number opens its runs."].filter(Boolean).join(" "));
   }
 
   caption() {
-    const { table } = this;
-    return el("caption", {}, `${MEASURE.title}, mean over the last ${table.last} rounds`);
+    const { last, seeds, grid } = this.table;
+    const over = grid ? "" : `, mean over the last ${last} rounds`;
+    return el("caption", {}, [MEASURE.title + over, seeds].filter(Boolean).join("; "));
+  }
+
+  rowName(row) {
+    const name = this.table.rows[row];
+    return el("span", { title: this.table.long[name] }, name);
+  }
+
+  /** Lines that are computed already, such as those of regrets. */
+  lines([labels, header, lines]) {
+    const cell = (text, i) => (i < labels ? el("th", { scope: "row" }, text) : el("td", {}, text));
+    return el("table", { class: "regret" }, this.caption(),
+      el("thead", {}, el("tr", {}, header.map((text) => el("th", { scope: "col" }, text)))),
+      el("tbody", {}, lines.map((line) => el("tr", {}, line.map(cell)))));
   }
 
   overview(rows) {
@@ -127,7 +144,7 @@ class TableView {
     const names = el("tr", {}, el("td"), used.map((headings) => headings.map((h, i) => el("th", {
       scope: "col", class: i ? "" : "first" }, table.headings[h]))));
     const body = rows.slice(0, this.limit).map((row) => el("tr", {},
-      el("th", { scope: "row" }, el("span", {}, table.rows[row])),
+      el("th", { scope: "row" }, this.rowName(row)),
       used.map((headings, c) => headings.map((h, i) => el("td", { class: i ? "" : "first" },
         this.cell(this.byPlace.get(`${row}/${c}/${h}`)))))));
     return el("table", { class: "overview" }, this.caption(), el("thead", {}, top, names), el("tbody", {}, body));
@@ -144,9 +161,9 @@ class TableView {
     if (hasPaper(entry)) {
       const away = toPaper(entry);
       lines.push(el("div", { class: "sub" }, `paper ${paperText(entry)} `,
-        away === null ? "" : difference(away, "the paper")));
+        away === null ? "" : difference(away, "the paper", this.table.scale !== "paper")));
     }
-    return [...lines, el("div", { class: "sub" }, entry.basis)];
+    return this.table.seeds ? lines : [...lines, el("div", { class: "sub" }, entry.basis)];
   }
 
   details(rows) {
@@ -167,7 +184,7 @@ class TableView {
       const again = !this.sort && i && shown[i - 1].at[0] === row;
       const span = this.sort ? 1 : shown.filter((other) => other.at[0] === row).length;
       return el("tr", { class: again ? "again" : "" },
-        again ? "" : el("th", { scope: span > 1 ? "rowgroup" : "row", rowspan: span }, el("span", {}, table.rows[row])),
+        again ? "" : el("th", { scope: span > 1 ? "rowgroup" : "row", rowspan: span }, this.rowName(row)),
         el("td", { class: "model" }, table.headings[entry.at[2]]),
         columns.map((c) => el("td", {}, DETAILS[c][3](entry, table))));
     });

@@ -1,0 +1,43 @@
+"""Names of rows and headings that say which window was used: at smaller scales not the paper's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+# How names end that are in the paper's lengths.
+ENDING = re.compile(r"W = (\d{1,9})$|every (\d{1,9})th of (\d{1,9})$")
+USED = re.compile(r"W = \d+ \(paper: (\d+)\)$")
+ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
+
+
+def used_label(label: str, models: Iterable[str]) -> str:
+    """`W = 100` of the model `wima20` as `W = 20 (paper: 100)`; else the label as it is."""
+    lengths = {_lengths(model) for model in models}
+    found = ENDING.search(label)
+    if found is None or len(lengths) != 1:
+        return label
+    window, every = lengths.pop()
+    own, step, whole = found.groups()
+    paper = own or whole
+    if window is None or window == int(paper):
+        return label
+    used = f"W = {window}" if own else f"every {ORDINALS.get(every, f'{every}th')} of {window}"
+    printed = paper if own else f"{step}th of {paper}"
+    return f"{label[: found.start()]}{used} (paper: {printed})"
+
+
+def paper_label(label: str) -> str:
+    """The name in the paper of a label that says which window was used."""
+    return USED.sub(r"W = \1", label)
+
+
+def _lengths(model: str) -> tuple[int | None, int]:
+    """How many rounds a model's average looks back, and of which it takes every how many."""
+    if wima := re.fullmatch(r"wima(\d{1,9})", model):
+        return int(wima[1]), 1
+    if lawa := re.fullmatch(r"lawa(\d{1,9})x(\d{1,9})", model):
+        return int(lawa[1]) * int(lawa[2]), int(lawa[2])
+    if ema := re.fullmatch(r"ema(0\.\d{1,9})", model):
+        return round((1 + float(ema[1])) / (1 - float(ema[1]))), 1
+    return None, 1

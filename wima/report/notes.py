@@ -1,0 +1,68 @@
+"""What a reader of a table must know: a sentence each."""
+
+from __future__ import annotations
+
+import re
+from math import isnan
+
+from wima.core.statistics import LEAST, RISK
+from wima.report.differences import differences
+from wima.report.grid import common_seeds
+from wima.report.measure import Measure
+from wima.report.regret import NOTES
+from wima.report.tables import PLAIN, Table
+
+
+def notes(table: Table, measure: Measure) -> list[str]:
+    """All notes of a table, the command last."""
+    sheet = table.sheet
+    if sheet.kind == "regret":
+        lines = [f"{measure.title.capitalize()}.", *NOTES]
+    else:
+        lines = [level_note(table, measure)]
+        if any(entry.printed for entry in table.entries.values()):
+            lines.append(f"In parentheses: the paper's number ({sheet.shown}), and ours minus it.")
+        lines += gain_notes(table)
+    lines += [*settings_notes(table), *(f"{row}: {whole}." for row, whole in table.long.items())]
+    lines += [sheet.note] if sheet.note else []
+    return lines + ([f"Command: {sheet.command}"] if sheet.command else [])
+
+
+def level_note(table: Table, measure: Measure) -> str:
+    """What a number is the mean of."""
+    mean = f"{measure.title.capitalize()}: mean over the last {table.last} rounds"
+    seeds = common_seeds(table)
+    return f"{mean}; {seeds}." if seeds == "1 seed" else f"{mean}, then over {seeds or 'seeds'}."
+
+
+def settings_notes(table: Table) -> list[str]:
+    """The windows that headings do not name, and what differs from the presets."""
+    windows: dict[str, list[str]] = {}
+    for heading in table.sheet.headings:
+        entries = [e for e in table.entries.values() if e.heading == heading]
+        models = {member.model for entry in entries for member in entry.members}
+        found = re.fullmatch(r"wima(\d+)(-[a-z]+)?", models.pop()) if len(models) == 1 else None
+        if found and heading not in (PLAIN, found[0]) and "W = " not in heading:
+            windows.setdefault(found[1], []).append(heading)
+    named = [f"{', '.join(own)}: W = {window}." for window, own in windows.items()]
+    return [*named, *filter(None, [differences(table)])]
+
+
+def gain_notes(table: Table) -> list[str]:
+    """How to read the intervals of a table."""
+    shown = [gain for gain in table.gains if not isnan(gain.half)]
+    lines = ["Gain: over plain, paired, with its 95 % interval."] if table.gains else []
+    if any(gain.basis == "rounds" for gain in shown):
+        lines.append(
+            "* One seed: the interval is from the rounds of that run, widened for their "
+            "correlation. It says nothing about other seeds."
+        )
+    if len(shown) < len(table.gains):
+        lines.append(f"No interval: one seed, and fewer than {LEAST} evaluations in these rounds.")
+    if shown:
+        lines.append(
+            f"Intervals: {len(shown)}, of which {RISK * len(shown):.2g} would exclude zero by "
+            "chance if nothing were gained. † Still excludes zero after Holm's correction for "
+            "their number."
+        )
+    return lines
