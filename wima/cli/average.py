@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wima.cli.arguments import ForcePicture
 from wima.core.errors import check
 from wima.core.shapes import LINEAR
 from wima.core.text import echo
@@ -37,9 +38,6 @@ Key = Annotated[
     str | None, typer.Option(help="Where PyTorch files hold the weights, for example model.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
-ForcePicture = Annotated[
-    bool, typer.Option("--force", help="Replace a picture that wima did not draw.")
-]
 Evaluate = Annotated[
     str | None,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ def check_picture(path: Path, force: bool = False) -> None:
 def save_picture(figure: Figure, path: Path, force: bool = False, dpi: int = 120) -> None:
     """Write the figure as a PNG, in place of one that was drawn here; see `check_picture`."""
     check_picture(path, force)
-    with new_file(path, force or _is_ours(path)) as draft:
+    with new_file(path, force or _is_ours(path)) as draft, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
         figure.savefig(draft, dpi=dpi, format="png", metadata=MARK)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,12 @@ def _bytes(x: Array) -> Array:
 
 FEMNIST = DataSet(
     "femnist",
-    "characters of 28x28 pixels by 3,400 writers, who are the clients; 62 classes",
+    "characters of 28x28 pixels, 62 classes; the clients are their 3,400 writers",
     "Derived from NIST Special Database 19.",
     fedjax.remotes("emnist", FILES),
     read_femnist,
     Ink,
     expects="a folder with FedJAX's federated_emnist_{train,test}.sqlite, or LEAF's train/, test/",
+    labels=tuple(digits + ascii_uppercase + ascii_lowercase),
+    clients=3_400,
 )

@@ -17,6 +17,7 @@ PAD, BOS, EOS, FIRST = 0, 1, 2, 3
 CHARACTERS = (
     "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
 )
+NAMES = {" ": "space", "\n": "newline", "\r": "return"}  # as tables show them
 OOV = FIRST + len(CHARACTERS)
 VOCABULARY = OOV + 1  # 90
 _IDS = np.full(256, OOV, np.uint8)
@@ -50,11 +51,13 @@ def _join(path: Path) -> tuple[Array, Array, Array]:
 
 SHAKESPEARE = DataSet(
     "shakespeare",
-    "rows of 80 characters by 715 speaking roles, who are the clients; predict the next one",
+    "rows of 80 characters, of which the next is predicted; the clients are 715 speaking roles",
     "The text is out of copyright; editions have terms of their own.",
     fedjax.remotes("shakespeare", FILES),
     read_shakespeare,
     Characters,
     kind="characters",
     expects="a folder with FedJAX's shakespeare_{train,test}.sqlite",
+    labels=("padding", "begin", "end", *(NAMES.get(c, c) for c in CHARACTERS), "other"),
+    clients=715,
 )
