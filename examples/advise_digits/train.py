@@ -1,14 +1,12 @@
 """Train on digits with SGD at a constant rate, and save a checkpoint every few steps.
 
 python examples/advise_digits/train.py FOLDER
-wima advise 'FOLDER/step_*.safetensors' --metric accuracy \
-    --eval 'python examples/advise_digits/evaluate.py FOLDER/held_out.npz {}'
+wima advise 'FOLDER/step_*.safetensors' --metric accuracy --eval examples/advise_digits/evaluate.py
 """
 
 import argparse
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
@@ -27,10 +25,9 @@ asked = parser.parse_args()
 
 torch.manual_seed(asked.seed)
 torch.set_num_threads(1)
-x, y, x_held_out, y_held_out = load_digits_split()
+x, y, _, _ = load_digits_split()
 images, labels = torch.from_numpy(x), torch.from_numpy(y)
 asked.folder.mkdir(parents=True, exist_ok=True)
-np.savez(asked.folder / "held_out.npz", x=x_held_out, y=y_held_out)
 
 model = MLP()
 optimizer = torch.optim.SGD(model.parameters(), lr=asked.lr)

@@ -1,4 +1,4 @@
-"""`wima data`: list, import, verify, show, and fetch over real HTTP from this machine."""
+"""`wima data`: list, import, verify, and fetch over real HTTP from this machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.helpers.fedjax_files import FEMNIST_FILES, femnist_folder, write_fedjax, writer
 from wima.data.cache import Remote, open_ready
@@ -99,8 +97,20 @@ def test_list_shows_every_data_set_and_which_are_ready(cli, source, cache):
     names = {"digits", "landmarks", *PUBLIC}
     assert code == 0 and states == dict.fromkeys(names, "-") | {"digits": "ready"}
     assert str(cache) in out.splitlines()[-1]
+
+
+def femnist_line(cli):
+    return next(line for line in cli("list")[1].splitlines() if line.startswith("femnist"))
+
+
+def test_list_says_how_much_of_a_data_set_was_imported(cli, source, cache, monkeypatch):
     cli("import", "femnist", source)
-    assert "femnist       ready" in cli("list")[1]
+    line = femnist_line(cli)
+    assert line.split()[1] == "part" and line.endswith(f"here: {len(CLIENTS)} of them")
+    monkeypatch.setitem(PUBLIC, "femnist", replace(FEMNIST, clients=len(CLIENTS)))
+    assert femnist_line(cli).split()[1] == "ready" and "here" not in femnist_line(cli)
+    (cache / "ready" / "femnist" / "meta.json").write_text("{")
+    assert femnist_line(cli).split()[1] == "damaged"
 
 
 def test_import_twice_gives_the_new_files(cli, source, cache):
@@ -179,43 +189,6 @@ def test_verify_finds_a_downloaded_file_that_has_changed(cli, publisher, cache):
 def test_verify_says_how_to_get_what_is_not_there(cli):
     code, _, errors = cli("verify", "femnist")
     assert code == 2 and "`wima data fetch femnist`" in errors
-
-
-def test_show_counts_labels_and_draws_a_contact_sheet(cli, source):
-    cli("import", "femnist", source)
-    code, out, _ = cli("show", "femnist", "--out", "sheet.png")
-    assert code == 0
-    assert "femnist: 10 training and 10 test examples" in out
-    assert "2 clients with 4 to 6 examples, mean 5.0" in out
-    labels, counts = np.unique(CLIENTS["anne"]["label"], return_counts=True)
-    line = next(line for line in out.splitlines() if line.startswith("client 0:"))
-    pairs = dict(pair.split(": ") for pair in line.removeprefix("client 0: ").split(", "))
-    assert pairs == {str(y): str(n) for y, n in zip(labels, counts, strict=True)}
-    with Image.open("sheet.png") as sheet:
-        width, height = sheet.size
-    assert width == pytest.approx(height * 16 / 2, abs=8)  # 16 images in each of 2 rows
-    code, _, errors = cli("show", "femnist", "--out", "sheet.png")
-    assert code == 2 and "sheet.png exists already" in errors
-
-
-def test_show_takes_a_split(cli):
-    code, out, _ = cli("show", "digits", "--alpha", "iid", "--clients", 5, "--out", "a.png")
-    assert code == 0 and "5 clients with 287 to 288 examples" in out  # 1437 = 2 * 288 + 3 * 287
-    code, out, _ = cli("show", "digits", "--alpha", "0")
-    assert code == 0 and "classes per client 1 to 1, mean 1.00" in out and "digits.png" in out
-    assert cli("show", "digits", "--alpha", "much")[0] == 2
-
-
-@pytest.mark.parametrize("out", ["no/such/folder/sheet.png", "sheet.xyz"])
-def test_show_refuses_a_picture_it_cannot_write(cli, out):
-    code, _, errors = cli("show", "digits", "--out", out)
-    assert code == 2 and out in errors
-
-
-def test_show_takes_images_that_are_not_square(cli, tmp_path):
-    x, y = np.ones((6, 1, 4, 9), np.float32), np.zeros(6, int)
-    np.savez(tmp_path / "wide.npz", x=x, y=y, client=[0, 0, 0, 1, 1, 1], x_test=x, y_test=y)
-    assert cli("show", tmp_path / "wide.npz", "--out", "wide.png")[0] == 0
 
 
 def test_fetch_downloads_checks_and_prepares(cli, publisher, cache):

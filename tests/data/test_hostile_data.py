@@ -308,11 +308,12 @@ def test_a_table_that_fills_the_memory_is_not_shown(tmp_path):
         list(show_data(str(tmp_path / "own.npz"), tmp_path / "sheet.png"))
 
 
-def test_examples_that_are_no_images_are_shown_without_a_picture(tmp_path):
+def test_examples_of_any_shape_and_names_in_any_script_are_shown(tmp_path):
     own = arrays(x=np.ones((4, 2, 5, 5)), x_test=np.ones((1, 2, 5, 5)))
+    own["client"] = np.array(["\u5317\u6771", "$x", "b" * 200, "\x1b[2J"])
     np.savez(tmp_path / "own.npz", **own)
-    lines = list(show_data(str(tmp_path / "own.npz"), tmp_path / "sheet.png"))
-    assert "4 training" in lines[0] and not (tmp_path / "sheet.png").exists()
+    lines = list(show_data(str(tmp_path / "own.npz"), tmp_path / "labels.png"))
+    assert "4 training" in lines[0] and (tmp_path / "labels.png").exists()
 
 
 def test_an_image_of_too_many_pixels_is_refused(tmp_path):

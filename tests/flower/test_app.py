@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import numpy as np
 import pytest
 import torch
@@ -22,12 +24,14 @@ from tests.helpers.federations import (
     settings_of,
     simulated,
 )
+from tests.helpers.paths import ROOT
 from wima import models
 from wima.algorithms import BY_NAME
 from wima.algorithms.traffic import traffic
 from wima.core.errors import RunError, UsageError
 from wima.flower import Federation, Options
 from wima.flower.app.options import read_order
+from wima.flower.app.result import as_text
 from wima.runs.build import build, build_task
 from wima.storage import manifests
 from wima.storage.segments import Segments
@@ -175,7 +179,7 @@ def test_a_node_may_bring_its_own_examples(tmp_path):
 def test_a_finished_run_and_other_settings_are_not_written_over(tmp_path):
     settings, out = settings_of(tmp_path, rounds=1), tmp_path / "run"
     over(LocalGrid(len(SIZES)), settings, out)
-    with pytest.raises(UsageError, match="is done"):
+    with pytest.raises(UsageError, match="is done; to repeat it, give another folder"):
         over(LocalGrid(len(SIZES)), settings, out)
     with pytest.raises(UsageError, match=r"other settings \(lr: 0.05 there\)"):
         over(LocalGrid(len(SIZES)), settings.model_copy(update={"lr": 0.1}), out)
@@ -197,6 +201,25 @@ def test_the_result_is_flowers_with_all_models_metrics(tmp_path):
     plain = {name: array.numpy() for name, array in result.arrays.items()}
     for name, tensor in layout.unflatten(expected["plain"]).items():
         torch.testing.assert_close(torch.from_numpy(plain[name]), tensor, rtol=1e-6, atol=1e-7)
+    assert result.served == "plain" and result.models["plain"] == result.arrays
+    for name, tensor in layout.unflatten(expected["wima2"]).items():
+        found = torch.from_numpy(result.models["wima2"][name].numpy())
+        torch.testing.assert_close(found, tensor, rtol=1e-6, atol=1e-7)
+    metrics_line, models_line = as_text(result, tmp_path / "run")
+    assert f"wima2/accuracy {metrics['wima2/accuracy']:.3f}" in metrics_line
+    assert "plain.safetensors, wima2.safetensors" in models_line
+
+
+def test_the_example_app_shows_what_the_average_is_for():
+    """On Flower's default of two nodes; Flower has nothing to install from a package index."""
+    app = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text(encoding="utf-8"))
+    assert app["project"]["dependencies"] == []
+    settings = read_order(app["tool"]["flwr"]["app"]["config"]).settings
+    with build(settings.model_copy(update={"engine": "serial"})) as simulation:
+        late = [record.metrics for record in simulation][-5:]
+    assert build_task(settings).data.num_clients == 2
+    for metrics in late:
+        assert metrics["wima10"]["accuracy"] > metrics["plain"]["accuracy"]
 
 
 def test_a_server_rule_of_its_own_is_named_by_its_algorithm(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pytest
 
 import tests.helpers.flower_toys  # noqa: F401  (switches telemetry off)
 from tests.helpers.paths import ROOT
@@ -36,7 +37,11 @@ def test_the_examples_run_in_their_order(capsys):
     for block in BLOCKS:
         exec(compile(block, "docs/flower.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert re.search(r"'accuracy': 0\.[89]", printed) and "wima5/accuracy" in printed
+    found = re.search(r"{'accuracy': (0\.\d+), 'wima10/accuracy': (0\.\d+)}", printed)
+    assert found and float(found[2]) > float(found[1])
+    said = re.findall(r"accuracy (0\.\d+)", BLOCKS[1])  # the comment beside it
+    assert [*map(float, found.groups())] == pytest.approx([*map(float, said)], abs=0.02)
+    assert "plain ['plain', 'wima10']" in printed
     assert "(64, 10)" in printed
     average, plain = names["result"].models["wima5"], names["result"].models["plain"]
     assert not np.array_equal(average["w"].numpy(), plain["w"].numpy())

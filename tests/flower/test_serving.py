@@ -19,6 +19,18 @@ def test_the_average_is_served_if_asked_for():
     assert not same(result.arrays, result.models["plain"])
 
 
+@pytest.mark.parametrize("serve", ["plain", "average"])
+@pytest.mark.parametrize("evaluated", ["plain", "average"])
+def test_the_log_says_which_model_is_served_and_which_clients_evaluated(caplog, serve, evaluated):
+    names = {"plain": "plain", "average": f"wima{W}"}
+    strategy = averaged(FedAvg(), WIMA(W), serve=serve, evaluate_clients_with=evaluated)
+    with caplog.at_level("INFO", "flwr"):
+        result, _ = play(strategy)
+    assert same(result.arrays, result.models[names[serve]])
+    assert f"result.arrays is the model '{names[serve]}'; result.models has" in caplog.text
+    assert f"Clients evaluated the model '{names[evaluated]}'." in caplog.text
+
+
 def leading(leads: list[bool]):
     """Metrics by which the average leads in these evaluations, given in the order of rounds."""
     calls = iter([x for lead in leads for x in (0.5, 0.6 if lead else 0.4)])

@@ -46,7 +46,6 @@ def test_the_example_app_runs_on_the_simulation_engine(tmp_path: Path) -> None:
             "superlink",
             "flower-superlink",
             *("--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)),
-            "--disable-runtime-dependency-installation",
         )
         programs.connect(port, "insecure = true")
         programs.wait_for(lambda: listens(port), PATIENCE, "the SuperLink's port")

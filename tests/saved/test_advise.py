@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.helpers.paths import ROOT
-from wima.core.errors import RunError, UsageError
+from wima.core.errors import UsageError
 from wima.core.statistics import student_margin
 from wima.saved.advise import (
     advise,
@@ -21,7 +22,6 @@ from wima.saved.advise import (
     end_points,
     verdict,
 )
-from wima.saved.evaluate import Command
 from wima.saved.mean import Decay, Window
 
 EXAMPLE = ROOT / "examples" / "advise_digits"
@@ -125,71 +125,13 @@ def test_the_candidates_that_equal_the_best_are_named():
     assert told[-1] == "Indistinguishable from the best with these end points: W = 5."
 
 
-# The command that evaluates.
-
-
-def python(code: str) -> str:
-    return f'{sys.executable} -c "{code}" {{}}'
-
-
-@pytest.mark.parametrize(
-    ("printed", "metric", "value"),
-    [
-        ("0.5", None, 0.5),
-        ("epoch 3: accuracy 97.5 %", None, 97.5),
-        ("loss 3\\nloss -1.5e-3\\n\\n", None, -0.0015),
-        ("warm-up 1\\n{'loss': 0.25}", None, 0.25),
-        ("{'loss': 0.25, 'accuracy': 0.75, 'ok': true}", "accuracy", 0.75),
-    ],
-)
-def test_the_metric_is_the_last_number_or_one_of_a_json_object(printed, metric, value):
-    text = printed.replace("'", "\\x22")
-    assert Command(python(f"print('{text}')"), metric)(Path("x")) == value
-
-
-def test_the_file_takes_the_place_of_the_braces_without_a_shell(tmp_path):
-    name = tmp_path / "a file; $(touch gone).npz"
-    np.savez(name, w=np.ones(4))
-    command = python("import sys, numpy; print(numpy.load(sys.argv[1])['w'].sum())")
-    assert Command(command)(name) == 4
-
-
-@pytest.mark.parametrize(
-    ("text", "metric", "kind", "words"),
-    [
-        ("python eval.py", None, UsageError, r"--eval must hold \{\}"),
-        ("python 'eval.py {}", None, UsageError, "cannot be split into words"),
-        ("no-such-command {}", None, UsageError, "cannot run 'no-such-command': No such file"),
-        (
-            python("raise SystemExit('no such layer')"),
-            None,
-            RunError,
-            "ended with 1.\nno such layer",
-        ),
-        (python("print('done')"), None, RunError, "Expected a number .* got: done"),
-        (python("pass"), None, RunError, "Expected a number .* got: nothing"),
-        (python("print('nan')"), None, RunError, "Expected a number .* got: nan"),
-        (python("print(3)"), "f1", RunError, "Expected a JSON object with 'f1'"),
-        (
-            python("print('{\\x22a\\x22: 1, \\x22b\\x22: 2}')"),
-            None,
-            UsageError,
-            "one of a, b with --metric",
-        ),
-    ],
-)
-def test_a_command_that_gives_no_metric_is_told(text, metric, kind, words):
-    with pytest.raises(kind, match=words):
-        Command(text, metric)(Path("x.npz"))
-
-
 # On the command line.
 
 
 def evaluator(folder: Path) -> str:
     script = folder / "evaluate.py"
     script.write_text(
-        "import sys, numpy\nprint('distance', numpy.linalg.norm(numpy.load(sys.argv[1])['w']))\n"
+        "import sys, numpy\nprint('distance:', numpy.linalg.norm(numpy.load(sys.argv[1])['w']))\n"
     )
     return f"{sys.executable} {script} {{}}"
 
@@ -200,11 +142,26 @@ def test_the_command_prints_a_table_and_draws_a_picture(cli, tmp_path):
     code, out, err = cli("advise", "step_*.npz", "--eval", evaluator(tmp_path), *arguments)
     assert (code, err) == (0, "")
     assert "12 checkpoints, 4 candidates, 2 end points." in out
+    first = f"Read distance={np.linalg.norm(noise(12)[-1]):.5g} from step_11.npz"
+    assert out.count("Read ") == 1 and first in out and "distance, mean over 2" in out
     assert [name for name in ("plain", "W = 4", "W = 12", "EMA 0.8") if name not in out] == []
     assert "W = 12 is best" in out and "Picture: advise.png" in out
     assert (tmp_path / "advise.png").read_bytes().startswith(b"\x89PNG")
-    code, _, err = cli("advise", "step_*.npz", "--eval", "none {}")
+
+
+def test_a_picture_of_its_own_is_replaced_and_no_other(cli, tmp_path):
+    walk(tmp_path, noise(3))
+    command = ["advise", "step_*.npz", "--eval", evaluator(tmp_path), "--windows", "2"]
+    assert cli(*command, "--ends", "1")[0] == 0
+    first = (tmp_path / "advise.png").read_bytes()
+    assert cli(*command, "--ends", "2")[0] == 0
+    assert (tmp_path / "advise.png").read_bytes() != first
+    Image.new("1", (2, 2)).save(tmp_path / "advise.png")
+    theirs = (tmp_path / "advise.png").read_bytes()
+    code, _, err = cli(*command)
     assert code == 2 and "advise.png exists already" in err
+    assert (tmp_path / "advise.png").read_bytes() == theirs
+    assert cli(*command, "--force")[0] == 0
 
 
 def test_a_command_that_fails_is_told_and_leaves_nothing(cli, tmp_path):
@@ -220,7 +177,8 @@ def test_the_example_on_digits_runs(cli, monkeypatch):
     train = str(EXAMPLE / "train.py")
     monkeypatch.setattr(sys, "argv", [train, "digits", "--checkpoints", "8", "--every", "5"])
     runpy.run_path(train, run_name="__main__")
-    evaluate = f"{sys.executable} {EXAMPLE / 'evaluate.py'} digits/held_out.npz {{}}"
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the script's folder is added
+    evaluate = str(EXAMPLE / "evaluate.py")
     options = ["--metric", "accuracy", "--windows", "4", "--decays", "", "--ends", "2"]
     code, out, err = cli("advise", "digits/step_*.safetensors", "--eval", evaluate, *options)
     assert (code, err) == (0, "")

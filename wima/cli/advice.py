@@ -11,7 +11,7 @@ from rich.table import Table
 from wima.core.text import cell, printable
 from wima.saved.advise import Row
 from wima.saved.mean import Decay
-from wima.storage.files import new_file
+from wima.storage.pictures import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,8 +53,7 @@ def draw_advice(rows: Sequence[Row], metric: str, path: Path, force: bool = Fals
     axes.set_ylabel(printable(metric), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
-    with new_file(path, force) as fresh:
-        figure.savefig(fresh, dpi=120, format="png")
+    save_picture(figure, path, force)
 
 
 def _points(axes: Axes, rows: Sequence[Row], style: str, label: str) -> None:

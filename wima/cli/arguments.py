@@ -26,6 +26,9 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings to change.")
 ]
 NewFolder = Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")]
+ForcePicture = Annotated[
+    bool, typer.Option("--force", help="Replace a picture that wima did not draw.")
+]
 
 
 class SettingsCommand(TyperCommand):

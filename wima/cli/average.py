@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wima.cli.arguments import ForcePicture
 from wima.core.errors import check
 from wima.core.shapes import LINEAR
 from wima.core.text import echo
@@ -38,7 +39,12 @@ Key = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
 Evaluate = Annotated[
-    str | None, typer.Option("--eval", help="Command that prints the metric; {} is the file.")
+    str | None,
+    typer.Option(
+        "--eval",
+        help="A .py file with evaluate(path), or a command that prints accuracy=0.93; {} is the "
+        "checkpoint's file.",
+    ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Rounds = Annotated[int, typer.Option(help="Rounds in the mean.")]
@@ -46,7 +52,7 @@ At = Annotated[int | None, typer.Option(help="Its last round.  [default: the new
 Mean = Annotated[Path, typer.Option(help="File to write: .safetensors.")]
 Minimize = Annotated[bool, typer.Option("--minimize", help="Small is good.")]
 Metric = Annotated[
-    str | None, typer.Option(help="Its name in the JSON that the command prints, or in the run.")
+    str | None, typer.Option(help="Its name, where the evaluation or the run has several.")
 ]
 Windows = Annotated[
     str | None, typer.Option(help="With commas.  [default: 1,2,5,10,20,50,... and all files]")
@@ -112,30 +118,30 @@ def advise(
     order: Order = "number",
     key: Key = None,
     out: Picture = Path("advise.png"),
-    force: Force = False,
+    force: ForcePicture = False,
 ) -> None:
-    """Try windows and EMAs, as: wima advise 'run/*.pt' --eval 'python evaluate.py {}'
+    """Try windows and EMAs, as: wima advise 'run/*.pt' --eval evaluate.py
 
     Of a run with snapshots, windows are tried on its own test examples: wima advise RUN
     """
     from wima.saved import advise as advice
-    from wima.saved.evaluate import Command
+    from wima.saved.evaluate import Evaluator
     from wima.saved.select import select
-    from wima.storage.files import check_new
+    from wima.storage.pictures import check_picture
 
-    check_new(out, force)
+    check_picture(out, force)
     if evaluate is None:
         usual = (decays or None, last, every, order, key) == (None, None, 1, "number", None)
         check(usual, "--decays, --last, --every, --order and --key need files and --eval.")
         _advise_run(files, minimize, metric, windows, ends, apart, out, force)
         return
-    command, chosen = Command(evaluate, metric), select(files, order, last, every)
+    evaluator, chosen = Evaluator(evaluate, metric, echo), select(files, order, last, every)
     rules = advice.candidates(len(chosen), windows, decays)
     points = advice.end_points(len(chosen), ends, apart)
     print(f"{len(chosen)} checkpoints, {len(rules)} candidates, {len(points)} end points.")
     with _bar("evaluating") as progress:
-        rows = advice.advise(chosen, command, rules, points, minimize, key, progress)
-    _show(rows, metric or "metric", out, force)
+        rows = advice.advise(chosen, evaluator, rules, points, minimize, key, progress)
+    _show(rows, evaluator.metric or "metric", out, force)
 
 
 def _advise_run(

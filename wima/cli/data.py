@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from wima.cli.arguments import ForcePicture
 from wima.core.text import echo
 
 app = typer.Typer(help="List, fetch, verify, import and show data sets.", no_args_is_help=True)
@@ -54,15 +55,18 @@ def show(
     alpha: Annotated[str | None, typer.Option(help="Split: a number, or iid.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     split: Annotated[str | None, typer.Option(help="A split file.")] = None,
-    out: Annotated[Path | None, typer.Option(help="PNG of the contact sheet.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="PNG of labels per client.  [default: NAME.png]")
+    ] = None,
+    force: ForcePicture = False,
 ) -> None:
-    """Print statistics and labels per client, and draw a contact sheet."""
+    """Print statistics and labels per client, and draw them."""
     from wima.data.manage import show_data
     from wima.runs.settings import parse_override
 
     value = None if alpha is None else parse_override(f"alpha={alpha}")[1]
-    sheet = out or Path(f"{Path(name).stem}.png")
-    _print(show_data(name, sheet, alpha=value, clients=clients, split=split))
+    picture = out or Path(f"{Path(name).stem}.png")
+    _print(show_data(name, picture, force, alpha=value, clients=clients, split=split))
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -61,6 +61,8 @@ class DataSet:
     transform: Callable[..., Transform]
     kind: str = "classes"  # or "characters"
     expects: str = ""  # what `wima data import` takes
+    labels: tuple[str, ...] = ()  # the names of its classes
+    clients: int | None = None  # how many it has when complete, if they are its own
 
 
 def cache() -> Path:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from wima.core.errors import RunError, UsageError, check, unknown
-from wima.data.cache import DataSet, cache, damaged, prepare, raw, ready
+from wima.data.cache import DataSet, cache, damaged, open_ready, prepare, raw, ready
 from wima.data.download import fetch, is_intact
-from wima.data.federated import Array, Bundle
+from wima.data.federated import Array, FederatedData
 from wima.data.load import PUBLIC, label_counts, load
+from wima.data.picture import draw_labels, sample
 from wima.data.sets import SUMMARIES
+from wima.storage.pictures import check_picture
 
-LARGEST = 512  # pixels of an image's side in a contact sheet
+LINES, TOP = 8, 6  # clients in a table, and labels of each
 COUNTS = 2**27  # numbers in a table of labels per client
 
 
@@ -28,9 +30,21 @@ def public(name: str) -> DataSet:
 def listing() -> Iterator[str]:
     """One line per data set, and where they are kept."""
     for name, summary in SUMMARIES.items():
-        here = name == "digits" or ready(name).is_dir()
-        yield f"{name:<14}{'ready' if here else '-':<7}{summary}"
+        state, note = _state(name)
+        yield f"{name:<14}{state:<9}{summary}{note}"
     yield f"Kept in {cache()} (set WIMA_DATA to change it)."
+
+
+def _state(name: str) -> tuple[str, str]:
+    """Whether a data set is in the cache, and a note on how many of its clients, if not all."""
+    if name not in PUBLIC or not ready(name).is_dir():
+        return ("ready" if name == "digits" else "-"), ""
+    try:
+        here = len(open_ready(name).meta["names"] or ())
+    except UsageError:
+        return "damaged", ""
+    part = here < (PUBLIC[name].clients or 0)
+    return ("part", f"; here: {here:,} of them") if part else ("ready", "")
 
 
 def fetch_data(name: str) -> Path:
@@ -69,12 +83,16 @@ def verify_data(name: str) -> Iterator[str]:
         raise RunError(f"Damaged: {', '.join(bad + wrong)}; remove them and fetch again.")
 
 
-def show_data(name: str, out: Path, **split: object) -> Iterator[str]:
-    """Statistics, labels per client, and a contact sheet of the first images."""
+def show_data(name: str, out: Path, force: bool = False, **split: object) -> Iterator[str]:
+    """Statistics, the labels of some clients, and a picture of those of many."""
+    check_picture(out, force)
     bundle = load(name, **split)  # type: ignore[arg-type]
     train, sizes = bundle.train, bundle.train.sizes
-    yield f"{name}: {train.num_examples:,} training and {len(bundle.y_test):,} test examples"
-    yield f"example {train.x.shape[1:]} {train.x.dtype}, {bundle.classes} classes"
+    shape = "x".join(map(str, train.x.shape[1:])) or "one number"
+    yield (
+        f"{name}: {train.num_examples:,} training and {len(bundle.y_test):,} test examples, "
+        f"each {shape} ({train.x.dtype}); {bundle.classes} classes"
+    )
     yield (
         f"{train.num_clients:,} clients with {sizes.min()} to {sizes.max()} examples, "
         f"mean {sizes.mean():.1f}"
@@ -82,51 +100,44 @@ def show_data(name: str, out: Path, **split: object) -> Iterator[str]:
     table = train.num_clients * bundle.classes
     check(table <= COUNTS, f"{name} has too many clients and classes for a table: {table:,} cells.")
     counts = label_counts(train, bundle.classes)
+    labels = class_names(name, bundle.classes)
+    yield _spread(counts)
+    if bundle.kind == "characters":  # of which there are many, in no order
+        frequent = np.argsort(-counts.sum(axis=0), kind="stable")[: np.any(counts, axis=0).sum()]
+        counts, labels = counts[:, frequent], [labels[label] for label in frequent]
+    yield from _table(train, counts, labels)
+    chosen = [f"{key} = {value}" for key, value in split.items() if value is not None]
+    title = ", ".join([Path(name).name, *chosen])
+    draw_labels(counts, sizes, labels, train.names, title, out, force)
+    yield f"Picture: {out}"
+
+
+def class_names(name: str, classes: int) -> Sequence[str]:
+    """The names of a data set's classes; numbers, where it has none."""
+    known = PUBLIC[name].labels if name in PUBLIC else ()
+    return known or [str(label) for label in range(classes)]
+
+
+def _spread(counts: Array) -> str:
+    """How many labels clients have, and how evenly."""
     shares = counts / counts.sum(axis=1, keepdims=True)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
     classes = (counts > 0).sum(axis=1)
-    yield (
+    return (
         f"classes per client {classes.min()} to {classes.max()}, mean {classes.mean():.2f}; "
-        f"mean entropy of labels {entropy.mean():.3f}"
+        f"entropy of a client's labels, mean {entropy.mean():.3f} "
+        f"({np.log(counts.shape[1]):.3f} if all are equally frequent)"
     )
-    for client in range(min(8, train.num_clients)):
-        top = np.argsort(-counts[client], kind="stable")[:6]
-        parts = [f"{label}: {counts[client, label]}" for label in top if counts[client, label]]
-        yield f"client {client}: {', '.join(parts)}"
-    if bundle.kind == "classes" and is_image(train.x.shape[1:]):
-        contact_sheet(bundle, out)
-        yield f"Contact sheet: {out}"
 
 
-def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether examples of this shape can be shown, grey or in colours."""
-    return len(shape) == 3 and shape[0] in (1, 3, 4) and max(shape) <= LARGEST
-
-
-def contact_sheet(bundle: Bundle, path: Path, rows: int = 8, columns: int = 16) -> None:
-    """A PNG with a row of images for each of the first clients."""
-    from matplotlib.figure import Figure
-
-    check(not path.exists(), f"{path} exists already; choose another name.")
-    data = bundle.train
-    rows = min(rows, data.num_clients)
-    channels, height, width = data.x.shape[1:]
-    sheet = np.zeros((rows * height, columns * width, channels))
-    for row in range(rows):
-        for column, image in enumerate(data.client(row)[0][:columns]):
-            top, left = row * height, column * width
-            sheet[top : top + height, left : left + width] = _pixels(image)
-    figure = Figure(figsize=(columns * 0.6, rows * 0.6))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.imshow(sheet.squeeze(), cmap="gray" if sheet.shape[2] == 1 else None, vmin=0, vmax=1)
-    axes.set_axis_off()
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"Cannot write the contact sheet {path}: {error}") from None
-
-
-def _pixels(image: Array) -> Array:
-    """An image as height x width x channels in 0 ... 1."""
-    x = image.transpose(1, 2, 0)
-    return x / 255 if image.dtype == np.uint8 else np.clip(x, 0, 1)
+def _table(train: FederatedData, counts: Array, labels: Sequence[str]) -> Iterator[str]:
+    """A line for each of some clients, with their most frequent labels."""
+    yield f"{'client':>8}  {'examples':>8}  {'classes':>7}  most frequent: label × count"
+    for i in sample(len(counts), LINES):
+        top = np.argsort(-counts[i], kind="stable")[:TOP]
+        parts = [f"{labels[label]} × {counts[i, label]}" for label in top if counts[i, label]]
+        name = "" if train.names is None else f"  ({train.names[i]!s:.60})"
+        classes = (counts[i] > 0).sum()
+        yield f"{i:>8}  {train.sizes[i]:>8,}  {classes:>7}  {', '.join(parts)}{name}"
+    if len(counts) > LINES:
+        yield f"... {LINES} of {len(counts):,} clients, evenly spaced"

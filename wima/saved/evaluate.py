@@ -1,79 +1,149 @@
-"""Evaluates a checkpoint with a command of the user's."""
+"""Evaluates checkpoints with a user's function or command."""
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import re
 import shlex
 import subprocess
-from dataclasses import dataclass
+import sys
+import traceback
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
-from wima.core.checks import is_number
 from wima.core.errors import RunError, UsageError, check
 
 HOLE = "{}"
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
+NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
+NAMED = rf"[A-Za-z_][\w./@-]*\s*[=:]\s*{NUMBER}"
+LINE = re.compile(rf"{NUMBER}|{NAMED}(?:[\s,;]+{NAMED})*", re.ASCII)
+READING = re.compile(rf"(?:([\w./@-]+)\s*[=:]\s*)?({NUMBER})", re.ASCII)
+ALONE = ""  # the name of a number without one
+MODULE = "wima_evaluation"  # the user's script, among the modules of this process
+PRINT = "Print `accuracy=0.93` (with the metric's name), or the number alone on its line."
 
 
-@dataclass(frozen=True)
-class Command:
-    """Runs the command with the file's name in place of {}, without a shell.
+class Evaluator:
+    """The metric of a checkpoint, by its file.
 
-    The result is the last number that it prints; or, if its last line is a JSON object, the number
-    called `metric` there.
+    text: a Python file that defines `evaluate(path)`, which is loaded once; or a command, run once
+    per checkpoint, without a shell, with the file's name in place of {}.
+    metric: its name, if there are several.  The first name that is read stays the metric.
     """
 
-    text: str
-    metric: str | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            words = shlex.split(self.text)
-        except ValueError as error:
-            raise UsageError(f"--eval {self.text!r} cannot be split into words: {error}.") from None
-        hole = any(HOLE in word for word in words)
-        example = 'for example --eval "python evaluate.py {}"'
-        check(hole, f"--eval must hold {HOLE}, where the file's name goes; {example}.")
+    def __init__(
+        self,
+        text: str,
+        metric: str | None = None,
+        announce: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.metric = metric
+        self._announce: Callable[[str], None] | None = announce
+        self._numbers = _source(text)
 
     def __call__(self, file: Path) -> float:
-        """The metric of a checkpoint."""
-        words = [word.replace(HOLE, str(file)) for word in shlex.split(self.text)]
-        try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-            )
-        except OSError as error:
-            raise UsageError(f"--eval: cannot run {words[0]!r}: {error.strerror}.") from None
-        if done.returncode:
-            output = _end(done.stderr) or _end(done.stdout) or "It printed nothing."
-            raise RunError(f"`{shlex.join(words)}` ended with {done.returncode}.\n{output}")
-        return self._number(done.stdout, shlex.join(words))
-
-    def _number(self, printed: str, command: str) -> float:
-        value = _from_json(printed, self.metric)
-        if value is None and self.metric is None:
-            value = float((NUMBER.findall(printed) or ["nan"])[-1])
-        if value is None or not isfinite(value):
-            wanted = f"a JSON object with {self.metric!r}" if self.metric else "a number"
-            output = _end(printed) or "nothing"
-            raise RunError(f"Expected {wanted} as the last output of `{command}`, got: {output}")
+        numbers = self._numbers(file)
+        if self.metric is None:
+            named = [name for name in numbers if name != ALONE]
+            choice = f"Which metric? Choose one of {', '.join(named)} with --metric."
+            check(len(named) <= 1, choice)
+            self.metric = named[0] if named else ALONE
+        if self.metric not in numbers:
+            got = ", ".join(name or "a number without a name" for name in numbers)
+            wanted = f"the metric {self.metric!r}" if self.metric else "a number without a name"
+            raise UsageError(f"Expected {wanted} of {file.name}, got {got}. {PRINT}")
+        value = numbers[self.metric]
+        told = f"{self.metric}={value:.5g}" if self.metric else f"{value:.5g}"
+        if not isfinite(value):
+            raise RunError(f"Read {told} from {file.name}; expected a finite number.")
+        if self._announce is not None:
+            self._announce(f"Read {told} from {file.name}")
+            self._announce = None
         return value
 
 
-def _from_json(printed: str, metric: str | None) -> float | None:
-    """The number in the last line, if that is a JSON object; None if it is not."""
+def _source(text: str) -> Callable[[Path], dict[str, float]]:
+    """What gives a checkpoint's numbers by their names."""
     try:
-        table = json.loads(printed.strip().rpartition("\n")[2])
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(table, dict):
-        return None
-    numbers = {name: float(value) for name, value in table.items() if is_number(value)}
-    if metric is None and len(numbers) > 1:
-        raise UsageError(f"Which number? Choose one of {', '.join(numbers)} with --metric.")
-    return numbers.get(metric) if metric else next(iter(numbers.values()), None)
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--eval {text!r} cannot be split into words: {error}.") from None
+    if len(words) == 1 and words[0].endswith(".py"):
+        return _function(Path(words[0]))
+    check(
+        any(HOLE in word for word in words),
+        "--eval must be a Python file that defines evaluate(path), or a command with {} where the "
+        f"file's name goes, as 'python evaluate.py {{}}'; got {text!r}.",
+    )
+    return lambda file: _printed([word.replace(HOLE, str(file)) for word in words])
+
+
+def _function(script: Path) -> Callable[[Path], dict[str, float]]:
+    """The function `evaluate` of a Python file, which runs in this process."""
+    check(script.is_file(), f"--eval: there is no file {script}.")
+    spec = importlib.util.spec_from_file_location(MODULE, script)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(script.parent.resolve()))  # as `python evaluate.py` would
+    _run(script, spec.loader.exec_module, module)
+    evaluate = getattr(module, "evaluate", None)
+    check(callable(evaluate), f"--eval: {script} must define a function evaluate(path).")
+    return lambda file: _returned(_run(script, evaluate, str(file)), script)
+
+
+def _run(script: Path, function: Any, argument: Any) -> Any:
+    """Call the user's code; its errors are told with the lines of that code alone."""
+    try:
+        return function(argument)
+    except (Exception, SystemExit) as error:
+        inside = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+        own = next((n for n, f in enumerate(inside) if Path(f.filename) == script), 0)
+        lines = traceback.format_list(inside[own:]) + traceback.format_exception_only(error)
+        raise RunError(f"{script} failed.\n{''.join(lines).rstrip()}") from None
+
+
+def _returned(found: Any, script: Path) -> dict[str, float]:
+    """A number, or numbers by their names; also those of NumPy and torch."""
+    table = found if isinstance(found, Mapping) else {ALONE: found}
+    try:
+        return {str(name): float(value) for name, value in table.items()}
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"evaluate(path) of {script} must return a number, or a dict such as "
+            f"{{'accuracy': 0.93}}; got {found!r:.80}."
+        ) from None
+
+
+def _printed(words: list[str]) -> dict[str, float]:
+    """The numbers that a command prints."""
+    command = shlex.join(words)
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+    except OSError as error:
+        raise UsageError(f"--eval: cannot run {words[0]!r}: {error.strerror}.") from None
+    if done.returncode:
+        output = _end(done.stderr) or _end(done.stdout) or "It printed nothing."
+        raise RunError(f"`{command}` ended with {done.returncode}.\n{output}")
+    numbers = read_numbers(done.stdout)
+    last = _end(done.stdout, 1)
+    got = f"its last line is: {last}" if last else "it printed nothing."
+    check(bool(numbers), f"No line that `{command}` printed is a metric; {got}\n{PRINT}")
+    return numbers
+
+
+def read_numbers(printed: str) -> dict[str, float]:
+    """The last value of each name in lines as `accuracy=0.93` or `loss: 0.2, accuracy: 0.93`.
+
+    A number alone on its line counts if there are no such lines.  All other lines are skipped.
+    """
+    lines = [line.strip().removesuffix("%").rstrip() for line in printed.splitlines()]
+    found = [pair for line in lines if LINE.fullmatch(line) for pair in READING.findall(line)]
+    numbers = {name: float(value) for name, value in found}
+    return {name: n for name, n in numbers.items() if name} or numbers
 
 
 def _end(text: str, lines: int = 20) -> str:

@@ -13,9 +13,9 @@ SUMMARIES = {
         "60,000 colour images of 32x32 pixels, 100 classes in 20 groups; 10,000 for testing"
     ),
     "cifar100-pam": "CIFAR-100 on 500 clients with 100 images each, by Pachinko allocation",
-    "femnist": "characters of 28x28 pixels by 3,400 writers, who are the clients; 62 classes",
+    "femnist": "characters of 28x28 pixels, 62 classes; the clients are their 3,400 writers",
     "shakespeare": (
-        "rows of 80 characters by 715 speaking roles, who are the clients; predict the next one"
+        "rows of 80 characters, of which the next is predicted; the clients are 715 speaking roles"
     ),
     "landmarks": "GLDv2's Landmarks-User-160k: photographs by 1,262 photographers, 2,028 classes",
 }

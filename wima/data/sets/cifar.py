@@ -21,6 +21,18 @@ from wima.storage.reading import check_file, check_unpacked
 
 PIXELS = 3 * 32 * 32
 GZIP = b"\x1f\x8b"  # its first bytes
+CLASSES10 = "airplane automobile bird cat deer dog frog horse ship truck"
+CLASSES100 = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
+    "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach "
+    "couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster "
+    "house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree "
+    "motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear "
+    "pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket "
+    "rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar "
+    "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip "
+    "turtle wardrobe whale willow_tree wolf woman worm"
+)
 TERMS = "No licence text; cite Krizhevsky, Learning Multiple Layers of Features (2009)."
 
 
@@ -130,6 +142,7 @@ CIFAR10 = DataSet(
     read_cifar10,
     cifar10_images,
     expects="cifar-10-binary.tar.gz, or a folder with data_batch_1.bin ... test_batch.bin",
+    labels=tuple(CLASSES10.split()),
 )
 CIFAR100 = DataSet(
     "cifar100",
@@ -144,4 +157,5 @@ CIFAR100 = DataSet(
     read_cifar100,
     cifar100_images,
     expects="cifar-100-binary.tar.gz, or a folder with train.bin and test.bin",
+    labels=tuple(CLASSES100.split()),
 )

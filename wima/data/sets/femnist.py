@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 import numpy as np
@@ -91,4 +92,6 @@ FEMNIST = DataSet(
     read_femnist,
     Ink,
     expects="a folder with FedJAX's federated_emnist_{train,test}.sqlite, or LEAF's train/, test/",
+    labels=tuple(digits + ascii_uppercase + ascii_lowercase),
+    clients=3_400,
 )

@@ -17,6 +17,7 @@ PAD, BOS, EOS, FIRST = 0, 1, 2, 3
 CHARACTERS = (
     "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
 )
+NAMES = {" ": "space", "\n": "newline", "\r": "return"}  # as tables show them
 OOV = FIRST + len(CHARACTERS)
 VOCABULARY = OOV + 1  # 90
 _IDS = np.full(256, OOV, np.uint8)
@@ -56,4 +57,6 @@ SHAKESPEARE = DataSet(
     Characters,
     kind="characters",
     expects="a folder with FedJAX's shakespeare_{train,test}.sqlite",
+    labels=("padding", "begin", "end", *(NAMES.get(c, c) for c in CHARACTERS), "other"),
+    clients=715,
 )

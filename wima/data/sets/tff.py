@@ -20,7 +20,7 @@ from wima.core.errors import UsageError, check
 from wima.data.cache import DataSet, RawData, Remote
 from wima.data.federated import Array
 from wima.data.sets import fedjax
-from wima.data.sets.cifar import TERMS, cifar100_images
+from wima.data.sets.cifar import CLASSES100, TERMS, cifar100_images
 from wima.data.splits.labels import check_names
 from wima.storage.reading import check_file, check_unpacked
 
@@ -141,4 +141,6 @@ PAM = DataSet(
     read_pam,
     cifar100_images,
     expects=f"TFF's {ARCHIVE} or the unpacked cifar100.sqlite",
+    labels=tuple(CLASSES100.split()),
+    clients=500,
 )

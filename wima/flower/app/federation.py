@@ -113,10 +113,9 @@ class Federation(Strategy, Engine):
         return as_result(launch.launch(self.settings, self.out, **parts))
 
     def _check_same(self) -> None:
-        """Another run's folder is not written to."""
-        here, there = (
-            settings.in_results() for settings in (self.settings, read_run(self.out).settings)
-        )
+        """A folder is not written to if its run is another one, or done."""
+        run = read_run(self.out)
+        here, there = (settings.in_results() for settings in (self.settings, run.settings))
         names = sorted({*here, *there})
         differ = [f"{n}: {there.get(n)!r} there" for n in names if here.get(n) != there.get(n)]
         if differ:
@@ -124,6 +123,11 @@ class Federation(Strategy, Engine):
                 f"{self.out} holds a run with other settings ({'; '.join(differ)}); give another "
                 "folder as out."
             )
+        check(
+            run.status["state"] != "done",
+            f"The run in {self.out} is done; to repeat it, give another folder, for example "
+            "flwr run examples/flower --run-config 'out=\"runs/again\"'.",
+        )
 
     def _engine(self, setup: Setup) -> Federation:
         self._setup = setup

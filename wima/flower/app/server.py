@@ -7,9 +7,11 @@ from pathlib import Path
 from flwr.app import ConfigRecordValues, Context
 from flwr.serverapp import Grid, ServerApp
 
+from wima.core.text import echo
 from wima.flower.app.client import client_app
 from wima.flower.app.federation import Federation
 from wima.flower.app.options import Options, read_order
+from wima.flower.app.result import as_text
 from wima.runs.build import build_task
 from wima.runs.folder import Run, check_free, read_run
 from wima.runs.settings import Settings
@@ -21,7 +23,9 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config asks for, or resume it."""
     settings, out, options = read_order(context.run_config)
-    Federation(settings, out, options).start(grid)
+    federation = Federation(settings, out, options)
+    for line in as_text(federation.start(grid), federation.out.resolve()):
+        echo(line)
 
 
 def simulate_on_flower(settings: Settings, out: Path, options: Options) -> Run:

@@ -175,9 +175,14 @@ class Averaging(Generic[Packed]):
         """The name of the model to serve now."""
         return self.names[0] if self.serving.average and self.seen else "plain"
 
+    @property
+    def evaluated(self) -> str:
+        """The name of the model that clients evaluate now."""
+        return self.names[0] if self._evaluated == "average" and self.seen else "plain"
+
     def for_clients(self, plain: Packed) -> Packed:
         """The model that clients evaluate."""
-        return self.model(self.names[0]) if self._evaluated == "average" and self.seen else plain
+        return plain if self.evaluated == "plain" else self.model(self.evaluated)
 
     def evaluate(
         self, plain: Mapping[str, Any], metrics: Callable[[Packed], Mapping[str, Any]]

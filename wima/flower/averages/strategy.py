@@ -133,6 +133,9 @@ class _Averaged(_Next):
             vars(result).update(models=models, served=served)
             if served != "plain":
                 result.arrays = models[served]
+            log.info("result.arrays is the model %r; result.models has %s.", served, [*models])
+            if result.evaluate_metrics_clientapp:
+                log.info("Clients evaluated the model %r.", self.averaging.evaluated)
         return result
 
     def configure_train(
