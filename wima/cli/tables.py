@@ -10,31 +10,16 @@ from rich.table import Table
 
 from wima.core.errors import UsageError, check
 from wima.core.text import cell, echo
-from wima.report.summary import Row, draw_curves, summarize
+from wima.report.summary import draw_curves, summarize
 from wima.runs.folder import Run, read_run, state_of
 
 
 def show(run: Run, path: Path) -> None:
     """Print a finished run's table, and draw its curves into its folder."""
     draw_curves(run, path / "curves.png")
-    Console().print(summary_table(summarize(run)))
+    Console().print(summarize(run))
     echo(f"Records: {path / 'records.jsonl'}")
     echo(f"Picture: {path / 'curves.png'}")
-
-
-def summary_table(rows: list[Row], metric: str = "accuracy") -> Table:
-    """Mean and round-to-round deviation, in percent for an accuracy, with the gain over plain."""
-    scale, unit = (100, " %") if metric == "accuracy" else (1, "")
-    digits = 2 if scale == 100 else 4
-    count, last = (rows[0].evaluations, rows[0].last) if rows else (0, 0)
-    table = Table(title=cell(f"Test {metric}{unit}, {count} evaluations in the last {last} rounds"))
-    for heading in ("model", "mean", "deviation", "gain"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
-    for row in rows:
-        gain = "" if row is rows[0] else f"{scale * (row.mean - rows[0].mean):+.{digits}f}"
-        mean, deviation = scale * row.mean, scale * row.deviation
-        table.add_row(cell(row.model), f"{mean:.{digits}f}", f"{deviation:.{digits}f}", gain)
-    return table
 
 
 def runs_table(folder: Path) -> Table:

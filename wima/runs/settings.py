@@ -2,6 +2,7 @@
 
 A choice by name with hyper-parameters (algorithm, server, averagers) is written
 `"wima:window=50:part=classifier"` or `{name = "wima", window = 50, part = "classifier"}`.
+A name may be that of a user's own class or function, see `runs/names.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
@@ -31,6 +31,7 @@ from wima.core.errors import UsageError, check, unknown
 from wima.data.batches import LocalSGD
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
+from wima.runs.names import check_call, find, parameters, split
 from wima.storage.reading import read_text
 
 CHOICES = ("data", "model", "algorithm", "server", "schedule")
@@ -50,7 +51,7 @@ class Choice(BaseModel):
     def _from_text(cls, given: Any) -> Any:
         if not isinstance(given, str):
             return given
-        name, *pairs = given.split(":")
+        name, pairs = split(given)
         return {"name": name, **dict(parse_override(pair) for pair in pairs)}
 
     def __str__(self) -> str:
@@ -62,15 +63,15 @@ class Choice(BaseModel):
         return dict(self.model_extra or {})
 
     def make(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Made:
-        """An instance of the registered class of that name."""
-        return self.call(kind, registry)()
+        """An instance of the class of that name."""
+        made = self.call(kind, registry)
+        check_call(f"{kind} {self.name!r}", made)
+        return made()
 
     def call(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Callable[..., Made]:
-        """The registered function of that name, with the hyper-parameters filled in."""
-        if self.name not in registry:
-            raise unknown(kind, self.name, registry)
-        made = registry[self.name]
-        known = [p.name for p in signature(made).parameters.values() if p.default is not p.empty]
+        """The function of that name, registered or own, with the hyper-parameters filled in."""
+        made = find(kind, self.name, registry)
+        known = parameters(kind, made)
         for name in self.parameters:
             if name not in known:
                 raise unknown(f"hyper-parameter of {self.name}", name, known or ["(it has none)"])

@@ -26,6 +26,7 @@ from wima.engine import MakeEngine, make_engine
 from wima.engine.base import RoundState, Setup, first_state, located, untouched
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
+from wima.simulation.arguments import check_parts
 from wima.simulation.cohorts import Cohorts, check_cohort_size, checked_cohort, uniform_cohorts
 from wima.simulation.schedules import Constant, Schedule
 from wima.storage.segments import Storage
@@ -46,13 +47,6 @@ class Record(NamedTuple):
     dropped: tuple[int, ...] = ()  # clients of the cohort that never answered
     excluded: tuple[int, ...] = ()  # clients that sent what is not finite, see `Faults`
     windows: Mapping[str, int] = MappingProxyType({})  # models in averages whose window varies
-
-
-class Result(NamedTuple):
-    """A finished run: all records, and the final models by name."""
-
-    records: list[Record]
-    vectors: dict[str, Vector]
 
 
 class Simulation:
@@ -221,7 +215,7 @@ def simulate(
     algorithm: Algorithm | None = None,
     *,
     server_opt: ServerOpt | None = None,
-    averagers: Sequence[Averager] | Mapping[str, Averager] = (),
+    averagers: Averager | Sequence[Averager] | Mapping[str, Averager] = (),
     schedule: Schedule | None = None,
     cohorts: Cohorts | None = None,
     faults: Faults | None = None,
@@ -240,7 +234,8 @@ def simulate(
     With engine "distributed", all ranks call this; the iterators of ranks 1, 2, ... solve what rank
     0 sends them and give no records.
     """
-    run, sgd = _sorted_out(options)
+    run, sgd = sorted_out(options)
+    check_parts(task, algorithm, server_opt, averagers, schedule)
     check_cohort_size(run.clients_per_round, task.data.num_clients)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
     check_server_rule(algorithm, server_opt, run.stack_server)
@@ -260,31 +255,26 @@ def simulate(
     )
 
 
-def _sorted_out(options: dict[str, Any]) -> tuple[RunOptions, LocalSGD]:
+def sorted_out(options: dict[str, Any]) -> tuple[RunOptions, LocalSGD]:
     """The options of the run, and those of local SGD."""
     known = {kind: [field.name for field in fields(kind)] for kind in (RunOptions, LocalSGD)}
     for name in options:
         if not any(name in names for names in known.values()):
-            raise unknown("option", name, [n for names in known.values() for n in names])
+            own = list(signature(simulate).parameters)
+            raise unknown("option", name, own)
     given = {kind: {n: options[n] for n in names if n in options} for kind, names in known.items()}
     return RunOptions(**given[RunOptions]), LocalSGD(**given[LocalSGD])
 
 
-def _shown(function: Callable[..., Any], *kinds: Any) -> Signature:
+def shown(function: Callable[..., Any], *kinds: Any) -> Signature:
     """The function's signature with these options in place of its last parameter, for `help`."""
     *own, _ = signature(function).parameters.values()
+    names = [p.name for p in own]
     more = [p for kind in kinds for p in signature(kind).parameters.values()]
-    return Signature([*own, *more])
+    return Signature([*own, *(p for p in more if p.name not in names)])
 
 
-simulate.__signature__ = _shown(simulate, RunOptions, LocalSGD)  # type: ignore[attr-defined]
-
-
-def run(task: Task, algorithm: Algorithm | None = None, **settings: Any) -> Result:
-    """`simulate` to the end: all records and the final models."""
-    with simulate(task, algorithm, **settings) as simulation:
-        records = list(simulation)
-        return Result(records, simulation.vectors())
+simulate.__signature__ = shown(simulate, RunOptions, LocalSGD)  # type: ignore[attr-defined]
 
 
 def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
