@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module, invalidate_caches
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ def parameters(kind: str, made: Callable[..., Any]) -> list[str]:
     return [p.name for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
-def check_call(name: str, made: Callable[..., Any], *given: Any, **options: Any) -> None:
+def check_call(name: str, made: Callable[..., Any], /, *given: Any, **options: Any) -> None:
     """Raise `UsageError` unless the function can be called with these arguments."""
     try:
         signature(made).bind(*given, **options)
@@ -150,13 +150,7 @@ def _imported(kind: str, name: str, module: str, folder: Path | None = None) -> 
 
 def _model(name: str, made: Any) -> Callable[..., nn.Module]:
     """A user's function of (shape, classes), or of nothing, as one of (shape, classes)."""
-    check(callable(made), f"model {name!r} must be a function, got {_shown(made)}.")
-    try:
-        listed = list(signature(made).parameters.values())
-    except (TypeError, ValueError):
-        raise UsageError(f"model {name!r} must be a Python function, got {made!r}.") from None
-    listed = [p for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p for p in listed if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+    needed, options = _arguments(name, made)
 
     def make(shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
         given = (shape, classes) if needed else ()
@@ -169,9 +163,24 @@ def _model(name: str, made: Any) -> Callable[..., nn.Module]:
         return module  # type: ignore[no-any-return]
 
     first = list(signature(make).parameters.values())[:2]
-    options = [p.replace(kind=p.KEYWORD_ONLY) for p in listed[len(needed) :]]
     make.__signature__ = Signature([*first, *options])  # type: ignore[attr-defined]
     return make
+
+
+def _arguments(name: str, made: Any) -> tuple[list[str], list[Parameter]]:
+    """The arguments that a function which makes a model needs, and those that it may be given."""
+    try:
+        listed = signature(made).parameters.values()
+    except (TypeError, ValueError):
+        raise UsageError(f"model {name!r} must be a function, got {_shown(made)}.") from None
+    named = [p for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+    check(
+        len(needed) in (0, 2),
+        f"model {name!r} must be a function of (shape, classes), or of nothing, but it needs "
+        f"({', '.join(needed)}).",
+    )
+    return needed, [p.replace(kind=p.KEYWORD_ONLY) for p in named[len(needed) :]]
 
 
 def own_data(name: str, given: dict[str, Any], options: dict[str, Any]) -> Bundle:
@@ -188,9 +197,9 @@ def own_data(name: str, given: dict[str, Any], options: dict[str, Any]) -> Bundl
     for setting in ("clients", "alpha", "split"):
         fits = given[setting] is None or setting in known
         check(fits, f"{name} has no parameter {setting}, so {setting} cannot be set.")
-    passed = {k: v for k, v in given.items() if v is not None and k in known}
-    check_call(f"data {name!r}", made, **passed, **options)
-    bundle = made(**passed, **options)
+    passed = {k: v for k, v in given.items() if v is not None and k in known} | options
+    check_call(f"data {name!r}", made, **passed)
+    bundle = made(**passed)
     check(
         isinstance(bundle, Bundle) and isinstance(bundle.train, FederatedData),
         f"data {name!r} must return wima.Bundle(train, x_test, y_test, classes), where train is "

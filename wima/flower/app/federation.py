@@ -31,7 +31,7 @@ from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Vector
 from wima.engine.base import Engine, RoundState, Setup, evaluate_here
 from wima.engine.server import Updates, observed, step
-from wima.flower.app.options import Options
+from wima.flower.app.options import Options, check_known
 from wima.flower.app.records import pack, to_arrays
 from wima.flower.app.result import as_result
 from wima.flower.app.roster import Roster
@@ -68,6 +68,7 @@ class Federation(Strategy, Engine):
     def __init__(
         self, settings: Settings, out: Path | None = None, options: Options | None = None
     ) -> None:
+        check_known(settings)
         complete = settings.algorithm.make("algorithm", algorithms.BY_NAME)
         optimizer = settings.server.make("server optimizer", server_opt.BY_NAME)
         check_server_rule(complete, optimizer, settings.stack_server)
