@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.workloads import SEED, VOCABULARY, Data
-from wima.models import MLP, FemnistCNN, ResNet20, ShakespeareLSTM
+from wima.models import MLP, FemnistCNN, ResNet, ShakespeareLSTM
 
 
 class StockCNN(nn.Sequential):
@@ -34,7 +34,7 @@ class StockCNN(nn.Sequential):
         )
 
 
-class StockResNet20(ResNet20):
+class StockResNet(ResNet):
     """The CIFAR network with images as they come: channels first."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ class StockLSTM(nn.Module):
         return self.classifier(self.lstm(self.embedding(ids))[0])
 
 
-TUNED = {"digits": MLP, "femnist": FemnistCNN, "shakespeare": ShakespeareLSTM, "cifar": ResNet20}
-STOCK = {"digits": MLP, "femnist": StockCNN, "shakespeare": StockLSTM, "cifar": StockResNet20}
+TUNED = {"digits": MLP, "femnist": FemnistCNN, "shakespeare": ShakespeareLSTM, "cifar": ResNet}
+STOCK = {"digits": MLP, "femnist": StockCNN, "shakespeare": StockLSTM, "cifar": StockResNet}
 
 
 def make_model(name: str) -> nn.Module:

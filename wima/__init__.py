@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from wima.data.batches import Batch as Batch, LocalSGD as LocalSGD
     from wima.data.federated import Bundle as Bundle, FederatedData as FederatedData
     from wima.engine.faults import Faults as Faults
+    from wima.engine.privacy import Gaussian as Gaussian
     from wima.loop.array_window import ArrayWindow as ArrayWindow
     from wima.loop.window_average import WindowAverage as WindowAverage
     from wima.results.result import Result as Result
@@ -80,6 +81,7 @@ __all__, __getattr__ = lazy_names(
         "data.batches": "Batch LocalSGD",
         "data.federated": "Bundle FederatedData",
         "engine.faults": "Faults",
+        "engine.privacy": "Gaussian",
         "loop.array_window": "ArrayWindow",
         "loop.window_average": "WindowAverage",
         "results.result": "Result",

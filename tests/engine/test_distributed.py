@@ -271,3 +271,12 @@ def test_outside_torchrun_the_command_is_shown(cli, monkeypatch):
     code, _, errors = cli("run", *DISTRIBUTED)
     assert code == 2
     assert "torchrun --nproc-per-node 2 -m wima run ... engine=distributed" in errors
+
+
+def test_a_machine_whose_name_nobody_knows_is_named(cli, tmp_path, monkeypatch):
+    for name, value in {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_NODELIST", "nowhere[1-2]")
+    code, out, errors = cli("run", *DISTRIBUTED, "--out", "run")
+    assert (code, out) == (2, "") and "'nowhere1'" in errors and "MASTER_ADDR" in errors
+    assert len(errors.splitlines()) == 1 and not (tmp_path / "run").exists()

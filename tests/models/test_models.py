@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.helpers.plain_twins import plain_lstm
 from wima import Flat, UsageError
-from wima.models import BY_NAME, FemnistCNN, LeNet, ResNet20, ShakespeareLSTM
+from wima.models import BY_NAME, FemnistCNN, LeNet, ResNet, ShakespeareLSTM
 from wima.models.lstm import LSTM, fused_lstm
 from wima.models.resnet import PadShortcut
 from wima.task.workspace import _is_random
@@ -34,10 +34,11 @@ def linear(inputs: int, outputs: int) -> int:
     return (inputs + 1) * outputs
 
 
-def resnet_size(classes: int) -> int:
+def resnet_size(classes: int, width: int = 16, blocks: int = 3) -> int:
     """Option A: every convolution with the scale and offset of its norm."""
-    widths = [3, 16] + [16] * 6 + [32] * 6 + [64] * 6
-    return sum(conv(i, o, 3) + 2 * o for i, o in pairwise(widths)) + linear(64, classes)
+    stages = [width, 2 * width, 4 * width]
+    widths = [3, width] + [stage for stage in stages for _ in range(2 * blocks)]
+    return sum(conv(i, o, 3) + 2 * o for i, o in pairwise(widths)) + linear(4 * width, classes)
 
 
 OPTION_B = conv(16, 32, 1) + 2 * 32 + conv(32, 64, 1) + 2 * 64
@@ -48,10 +49,10 @@ LENET = conv(3, 64, 5, True) + conv(64, 64, 5, True) + linear(64 * 5 * 5, 384) +
 @pytest.mark.parametrize(
     ("model", "published", "derived"),
     [
-        (ResNet20(10), 269_722, resnet_size(10)),
-        (ResNet20(100), 275_572, resnet_size(100)),
-        (ResNet20(10, "B"), 272_474, resnet_size(10) + OPTION_B),
-        (ResNet20(100, "B"), 278_324, resnet_size(100) + OPTION_B),
+        (ResNet(10), 269_722, resnet_size(10)),
+        (ResNet(100), 275_572, resnet_size(100)),
+        (ResNet(10, shortcut="B"), 272_474, resnet_size(10) + OPTION_B),
+        (ResNet(100, shortcut="B"), 278_324, resnet_size(100) + OPTION_B),
         (FemnistCNN(), 1_206_590, 320 + 18_496 + linear(12 * 12 * 64, 128) + linear(128, 62)),
         (ShakespeareLSTM(), 820_522, LSTMS + 90 * 8 + linear(256, 90)),
         (LeNet(10), 797_962, LENET + linear(192, 10)),
@@ -64,12 +65,25 @@ def test_number_of_parameters(model, published, derived):
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
+def test_a_smaller_resnet_has_fewer_and_narrower_blocks():
+    assert size(ResNet(10, 8)) == resnet_size(10, blocks=1)
+    assert size(ResNet(10, 14, width=8, stride=2)) == resnet_size(10, width=8, blocks=2)
+    seen = []
+    model = ResNet(10, 8, stride=2)
+    model.blocks.register_forward_hook(
+        lambda *call: seen.extend(t.shape for t in (*call[1], call[2]))
+    )
+    model(torch.zeros(1, 3, 32, 32))
+    assert seen == [(1, 16, 16, 16), (1, 64, 4, 4)]
+
+
 # name, shape of an example, classes, options; small sides where the network allows them
 FITTING = [
     ("mlp", (1, 8, 8), 10, {}),
     ("cnn", (1, 8, 8), 10, {}),
     ("resnet20", (3, 16, 16), 10, {}),
     ("resnet20", (1, 9, 9), 10, {"shortcut": "B", "groups": 4, "init": "haiku"}),
+    ("resnet8", (3, 16, 16), 10, {"stride": 2, "width": 8}),
     ("femnist-cnn", (1, 28, 28), 62, {}),
     ("femnist-cnn", (1, 28, 28), 62, {"width": 3}),
     ("lstm", (12,), 90, {}),
@@ -119,6 +133,7 @@ def test_every_registered_model_is_tested():
 MISFITS = {
     "cnn": [(64,), (1, 8, 9)],
     "resnet20": [(3072,), (32, 32, 3)],
+    "resnet8": [(3072,), (32, 32, 3)],
     "femnist-cnn": [(784,), (3, 28, 28)],
     "lstm": [(), (1, 28, 28)],
     "mobilenetv2": [(1, 28, 28), (224, 224, 3)],
@@ -137,9 +152,11 @@ def test_a_shape_that_does_not_fit_is_refused(name, shape):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ResNet20(shortcut="C"), "must be 'A' or 'B', got 'C'"),
-        (lambda: ResNet20(groups=3), "groups must divide 16 channels, got 3"),
-        (lambda: ResNet20(init="kaimin"), "did you mean 'kaiming'"),
+        (lambda: ResNet(shortcut="C"), "must be 'A' or 'B', got 'C'"),
+        (lambda: ResNet(groups=3), "groups must divide 16 channels, got 3"),
+        (lambda: ResNet(depth=18), "depth must be 8, 14, 20, .*, got 18"),
+        (lambda: ResNet(stride=3), "stride must be 1 or 2, got 3"),
+        (lambda: ResNet(init="kaimin"), "did you mean 'kaiming'"),
         (lambda: FemnistCNN(dropout=(0.5,)), "must be two rates between 0 and 1"),
         (lambda: FemnistCNN(dropout=(0.5, 1.5)), "must be two rates between 0 and 1"),
     ],
@@ -155,7 +172,7 @@ def test_options_that_are_not_there_are_refused(make, message):
 @pytest.mark.parametrize(("shortcut", "convolutions"), [("A", 19), ("B", 21)])
 @pytest.mark.parametrize("groups", [2, 8])
 def test_a_group_norm_follows_every_convolution(shortcut, convolutions, groups):
-    model = ResNet20(shortcut=shortcut, groups=groups)
+    model = ResNet(shortcut=shortcut, groups=groups)
     norms = layers(model, nn.GroupNorm)
     assert len(layers(model, nn.Conv2d)) == len(norms) == convolutions
     assert {(norm.num_groups, norm.eps) for norm in norms} == {(groups, 1e-5)}
@@ -176,7 +193,7 @@ def test_option_a_skips_pixels_and_pads_channels_without_parameters(side):
 
 
 def test_a_block_with_silent_convolutions_is_its_shortcut():
-    model = ResNet20()
+    model = ResNet()
     x = torch.rand(2, 16, 8, 8)
     for block in model.blocks:
         nn.init.zeros_(block.norm2.weight)
@@ -202,7 +219,7 @@ def is_haiku(weight: torch.Tensor, sigma: float) -> bool:
 
 
 def test_kaiming_normal_has_variance_two_over_fan_in():
-    model = ResNet20(100)
+    model = ResNet(100)
     for layer in layers(model, nn.Conv2d | nn.Linear):
         sigma = sqrt(2 / layer.weight[0].numel())
         assert spread_is(layer.weight, sigma)
@@ -210,7 +227,7 @@ def test_kaiming_normal_has_variance_two_over_fan_in():
     assert not model.classifier.bias.any()
 
 
-@pytest.mark.parametrize("make", [lambda: ResNet20(100, "B", init="haiku"), FemnistCNN])
+@pytest.mark.parametrize("make", [lambda: ResNet(100, shortcut="B", init="haiku"), FemnistCNN])
 def test_haiku_cuts_a_normal_of_variance_one_over_fan_in(make):
     for layer in layers(make(), nn.Conv2d | nn.Linear):
         assert is_haiku(layer.weight, 1 / sqrt(layer.weight[0].numel()))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from wima.models import FemnistCNN, LeNet, ResNet20, resnet as resnet_module
+from wima.models import FemnistCNN, LeNet, ResNet, resnet as resnet_module
 from wima.models.speed import Dropout, channels_last, every_second_pixel
 
 
@@ -90,7 +90,7 @@ def test_the_femnist_network_equals_its_plain_twin():
 @pytest.mark.parametrize("shortcut", ["A", "B"])
 def test_the_resnet_equals_itself_with_channels_first_and_slices(shortcut, monkeypatch):
     torch.manual_seed(0)
-    model, x, y = ResNet20(shortcut=shortcut), torch.randn(4, 3, 32, 32), torch.arange(4)
+    model, x, y = ResNet(shortcut=shortcut), torch.randn(4, 3, 32, 32), torch.arange(4)
     fast = outputs_and_gradients(model, model, x, y)
     monkeypatch.setattr(resnet_module, "channels_last", lambda x: x)
     monkeypatch.setattr(resnet_module, "every_second_pixel", lambda x: x[:, :, ::2, ::2])

@@ -45,6 +45,7 @@ def report(pool: Path) -> Path:
 def no_figures(monkeypatch) -> None:
     """Drawing them takes most of the time of a report, and not every test looks at them."""
     monkeypatch.setattr("wima.report.write.draw_table", lambda *_: [])
+    monkeypatch.setattr("wima.report.comparison.write.draw", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

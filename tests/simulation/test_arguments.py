@@ -9,6 +9,7 @@ import wima
 from tests.helpers.unequal import OPTIONS, task_of
 from wima import algorithms, averaging
 from wima.algorithms import server_opt
+from wima.engine import privacy
 from wima.simulation import schedules
 
 REGISTRIES = {
@@ -16,6 +17,7 @@ REGISTRIES = {
     "averagers": averaging.BY_NAME,
     "server_opt": server_opt.BY_NAME,
     "schedule": schedules.BY_NAME,
+    "privacy": privacy.BY_NAME,
 }
 
 

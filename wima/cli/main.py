@@ -12,9 +12,11 @@ import typer
 
 from wima.cli.arguments import NewFolder, Overrides, Source
 from wima.cli.average import advise, average, window
+from wima.cli.compare import compare
 from wima.cli.data import app as data_app
 from wima.cli.flower import app as flower_app
 from wima.cli.paper import paper, sweep
+from wima.cli.tune import tune
 from wima.core.errors import RunError, UsageError
 from wima.core.text import echo
 from wima.core.version import __version__
@@ -28,7 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
-for command in (paper, sweep, average, advise, window):
+for command in (paper, sweep, tune, compare, average, advise, window):
     app.command()(command)
 
 
@@ -92,7 +94,7 @@ def runs(
         "runs"
     ),
 ) -> None:
-    """List runs: their state, progress and best figures."""
+    """List runs: their state, progress, and mean accuracy over their last rounds."""
     from rich.console import Console
 
     from wima.cli.tables import runs_table

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -11,7 +9,7 @@ import typer
 
 from wima.cli.arguments import Source
 from wima.core.errors import RunError, check, unknown
-from wima.core.text import echo
+from wima.core.text import command_line, echo
 
 if TYPE_CHECKING:
     from wima.experiments.expand import Job
@@ -80,8 +78,8 @@ def paper(
     chosen = scales()[scale]
     listed = parse_seeds(seeds) if seeds else chosen.seeds
     kept = only.split(",") if only else []
-    sheet, runs = expand(label, experiment, scale, chosen, listed, _command(), kept)
-    _execute(sheet, runs, out or Path("runs") / scale, How(jobs, dry_run, watch, wanted))
+    sheet, runs = expand(label, experiment, scale, chosen, listed, command_line(), kept)
+    execute(sheet, runs, out or Path("runs") / scale, How(jobs, dry_run, watch, wanted))
 
 
 def sweep(
@@ -111,12 +109,8 @@ def sweep(
 
     wanted = _resources(slurm, partition, time, cpus, gpus, memory, parallel)
     listed = parse_seeds(seeds or "0")
-    sheet, runs = expand_grid(name, source, overrides or [], grid or [], listed, _command())
-    _execute(sheet, runs, out or Path("runs") / name, How(jobs, dry_run, watch, wanted))
-
-
-def _command() -> str:
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    sheet, runs = expand_grid(name, source, overrides or [], grid or [], listed, command_line())
+    execute(sheet, runs, out or Path("runs") / name, How(jobs, dry_run, watch, wanted))
 
 
 def _resources(slurm: bool, *values: str | int | None) -> Resources | None:
@@ -129,7 +123,8 @@ def _resources(slurm: bool, *values: str | int | None) -> Resources | None:
     return Resources(**given) if slurm else None
 
 
-def _execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
+def execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
+    """Execute the runs of a sheet that are missing, and show their progress."""
     from wima.experiments.live import follow, summary
     from wima.experiments.slurm import check_available
     from wima.runs.signals import Interrupted

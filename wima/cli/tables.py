@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from math import isnan
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from wima.core.errors import UsageError, check
+from wima.core.statistics import LAST
 from wima.core.text import cell, echo
 from wima.report.summary import draw_curves, summarize
 from wima.runs.folder import Run, read_run, state_of
+from wima.runs.overview import ending, run_folders
+
+JUDGED = f"test accuracy %, mean over the last {LAST} rounds (of a short run, its last quarter)"
 
 
 def show(run: Run, path: Path) -> None:
@@ -23,30 +28,30 @@ def show(run: Run, path: Path) -> None:
 
 
 def runs_table(folder: Path) -> Table:
-    """The runs in a folder: state, progress, and the best accuracy of plain and of any average."""
+    """The runs in a folder and below it: state, progress, and the numbers that a run ends with."""
     check(folder.is_dir(), f"{folder} is not a folder; give one that holds run folders.")
-    table = Table(title=cell(f"Runs in {folder}"))
-    for heading in ("run", "state", "rounds", "best plain", "best average"):
-        table.add_column(heading, justify="left" if heading in ("run", "state") else "right")
-    for path in sorted(p for p in folder.iterdir() if (p / "status.json").exists()):
+    table = Table(title=cell(f"Runs in {folder}: {JUDGED}"))
+    for heading in ("run", "state", "rounds", "plain", "best average"):
+        side: Literal["left", "right"] = "left" if heading in ("run", "state") else "right"
+        table.add_column(heading, justify=side, overflow="fold")
+    for path in run_folders(folder):
         try:
             run = read_run(path)
-            cells = (state_of(run), f"{run.t}/{run.settings.rounds}", *_best(run))
+            cells = (state_of(run), f"{ending(run).t}/{run.settings.rounds}", *_means(run))
         except (UsageError, KeyError, TypeError) as error:
             cells = ("unreadable", str(error).splitlines()[0][:60], "", "")
-        table.add_row(*map(cell, (path.name, *cells)))
+        name = path.name if path == folder else str(path.relative_to(folder))
+        table.add_row(*map(cell, (name, *cells)))
     return table
 
 
-def _best(run: Run) -> tuple[str, str]:
-    """The best value of the first metric: of plain, and of all averages together."""
-    best = {}
-    for model in run.models:
-        values = [v for v in run.curve(model, "accuracy")[1] if not isnan(v)]
-        best[model] = max(values, default=float("nan"))
-    plain, others = best.pop("plain", float("nan")), list(best.values())
-    return _percent(plain), _percent(max(others, default=float("nan")))
-
-
-def _percent(value: float) -> str:
-    return "" if isnan(value) else f"{100 * value:.2f} %"
+def _means(run: Run) -> tuple[str, str]:
+    """The mean of plain, and of the average with the highest one, with its name."""
+    try:
+        means = {row.model: row.mean for row in summarize(run) if not isnan(row.mean)}
+    except KeyError:  # it was evaluated by other metrics
+        means = {}
+    plain = means.pop("plain", None)
+    best = max(means, key=means.__getitem__, default=None)
+    average = "" if best is None else f"{100 * means[best]:.2f} {best}"
+    return "" if plain is None else f"{100 * plain:.2f}", average

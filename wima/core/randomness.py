@@ -18,6 +18,8 @@ STREAMS = {
     "augment": 7,
     "faults": 8,
     "flower": 9,
+    "privacy": 10,
+    "tune": 11,
 }
 
 

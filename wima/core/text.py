@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -23,6 +25,20 @@ def printable(text: str) -> str:
 def echo(text: str, file: TextIO | None = None) -> None:
     """Print a text that may hold names of others."""
     print(printable(text), file=file or sys.stdout)
+
+
+def typed_command() -> list[str]:
+    """What was typed to start this process; `wima` and `python -m wima` are the same."""
+    program = Path(sys.argv[0])
+    if program.name != "__main__.py":
+        return [program.name, *sys.argv[1:]]
+    package = program.parent.name
+    return [*(["wima"] if package == "wima" else ["python", "-m", package]), *sys.argv[1:]]
+
+
+def command_line() -> str:
+    """The command that started this process, as a shell reads it."""
+    return shlex.join(typed_command())
 
 
 def cell(text: str) -> Text:

@@ -15,6 +15,7 @@ from wima.core.vector import Vector
 from wima.data.batches import LocalSGD
 from wima.engine.faults import Faults
 from wima.engine.memory import ClientMemory
+from wima.engine.privacy import Gaussian, PrivateSum
 from wima.task.evaluation import Evaluation, Metrics
 from wima.task.task import Task
 
@@ -32,6 +33,8 @@ class Setup(NamedTuple):
     seed: int
     faults: Faults = Faults()
     fresh: bool = False  # whether `RoundState.fresh` is asked for
+    privacy: Gaussian | None = None
+    cohort: int = 1  # clients per round, on average
 
     @property
     def trained(self) -> int | None:
@@ -41,6 +44,12 @@ class Setup(NamedTuple):
     def weight(self, client: int) -> float:
         """The weight of a client's delta, before division by the cohort's sum."""
         return float(self.task.data.size(client)) if self.weighting == "examples" else 1.0
+
+    def private_sum(self, state: RoundState) -> PrivateSum | None:
+        """Where a round's updates are summed up, with differential privacy."""
+        if self.privacy is None or state.clip is None:
+            return None
+        return PrivateSum(self.privacy, state.clip, self.cohort, state.w[: self.trained])
 
     def usable(self, *sent: Any) -> bool:
         """Whether what a client sent may be used: with `exclude`, only if all of it is finite."""
@@ -56,6 +65,7 @@ class RoundState(NamedTuple):
     memory: ClientMemory
     excluded: tuple[int, ...] = ()  # clients of the last round that sent what is not finite
     fresh: Vector | None = None  # the clients' own gradients of the last round, see `fresh_part`
+    clip: float | None = None  # of the next round, with differential privacy
 
 
 class Engine:
@@ -91,7 +101,8 @@ def first_state(setup: Setup, **storage: Any) -> RoundState:
     memory = ClientMemory(setup.algorithm.client_init, **storage)
     with located(0, "init"), untouched(w):
         server = setup.algorithm.init(trained)
-    return RoundState(w, server, setup.server_opt.init(trained), memory)
+    clip = setup.privacy.clip if setup.privacy else None
+    return RoundState(w, server, setup.server_opt.init(trained), memory, clip=clip)
 
 
 def evaluate_here(task: Task, models: dict[str, Vector]) -> dict[str, Metrics]:

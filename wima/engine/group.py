@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import platform
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -204,8 +205,20 @@ def _store(here: Place, host: bool) -> Store:
     return PrefixStore(f"wima/{attempt}", store)
 
 
+def _check_host(host: str) -> None:
+    """Refuse a name that is no address here; torch would ask for it again for minutes."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"Rank 0 is to be met at {host!r}, a name that {platform.node()} cannot resolve "
+            f"({error}). Set MASTER_ADDR to an address of rank 0 that all ranks can reach."
+        ) from None
+
+
 def _meet(here: Place) -> Store:
     """The store, when all ranks are there."""
+    _check_host(here.host)
     of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = _store(here, host=here.rank == 0 and not of_torchrun)
     store.set(f"here/{here.rank}", "")

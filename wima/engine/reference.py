@@ -32,7 +32,7 @@ class Reference(Engine):
         w, rest = state.w[: self.setup.trained], state.w[len(state.w[: self.setup.trained]) :]
         server, observed, full = self._observe(state, t, cohort, lr)
         deltas, extras, rests, counted = RunningMean(), RunningMean(), RunningMean(), []
-        fresh = RunningMean()
+        fresh, private = RunningMean(), self.setup.private_sum(state)
         for i in observed:
             weight = self.setup.weight(i)
             with located(t, "client_init", i), untouched(w):
@@ -49,6 +49,9 @@ class Reference(Engine):
                 continue
             counted.append(i)
             state.memory.write(i, client)
+            if private is not None:
+                private.add(visit.delta)
+                continue
             deltas.add(visit.delta, weight)
             shifted = isinstance(local.shift, torch.Tensor)
             old = local.shift * (lr * visit.steps) if shifted else torch.zeros_like(w)
@@ -58,15 +61,20 @@ class Reference(Engine):
                 extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
         delta, extra, moved = deltas.value, extras.value, rests.value
         excluded = tuple(i for i in cohort if i not in counted)
+        clients, clip = len(counted), state.clip
+        if private is not None:
+            delta, clip = private.release(self.setup.seed, t)
+            moved, clients = torch.zeros_like(rest), self.setup.cohort
         if delta is None or moved is None:
             return state._replace(excluded=excluded, fresh=None)
-        fraction = len(counted) / data.num_clients
+        fraction = clients / data.num_clients
         with located(t, "server_update"), untouched(w, server, delta, extra):
             gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
         step, opt = self.setup.server_opt.update(gradient, state.opt)
         w = torch.cat([w - step, rest - moved])
         own = (fresh.value if full is None else full) if self.setup.fresh else None
-        return RoundState(w, server, opt, state.memory, excluded, own)
+        own = delta if private is not None and self.setup.fresh else own
+        return RoundState(w, server, opt, state.memory, excluded, own, clip)
 
     def _observe(
         self, state: RoundState, t: int, cohort: list[int], lr: float

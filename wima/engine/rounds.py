@@ -59,6 +59,7 @@ class Pooled(Engine):
         # Then clients have no memory, send their delta alone, and all get the same problem.
         self._alike = all(getattr(mine, hook) is getattr(Algorithm, hook) for hook in hooks)
         self._mean_suffices = self._alike and pool.can_average and not setup.faults.exclude
+        self._mean_suffices = self._mean_suffices and setup.privacy is None
 
     def close(self) -> None:
         self.pool.close()
@@ -83,7 +84,7 @@ class Pooled(Engine):
         if self.setup.algorithm.full_gradient == "cohort":
             server, usable, gradient = self._observe(server, t, problems)
             problems = self._problems(state, server, t, usable, lr)
-        means, counted = self._train(state, server, problems) if problems else (None, [])
+        means, counted = self._train(state, server, t, problems)
         if means is not None:
             if gradient is not None:
                 means = means._replace(fresh=gradient)
@@ -130,18 +131,17 @@ class Pooled(Engine):
         return problems
 
     def _train(
-        self, state: RoundState, server: State, problems: list[Problem]
+        self, state: RoundState, server: State, t: int, problems: list[Problem]
     ) -> tuple[Means | None, list[int]]:
         """The means over the clients' visits, and the clients that they are of."""
         setup = self.setup
-        shift = problems[0].local.shift if problems[0].local else 0.0
-        if self._mean_suffices and not (setup.fresh and isinstance(shift, torch.Tensor)):
+        if self._mean_suffices and problems and not (setup.fresh and _shifted(problems[0])):
             clients = [problem.client for problem in problems]
             mean = self.pool.mean_delta(problems, [setup.weight(i) for i in clients])
             return Means(mean, None, None, len(clients), mean), clients
         w = state.w[: setup.trained]
-        rest, updates, counted = state.w[len(w) :], Updates(setup), []
-        for problem, solution in self.pool.solve(problems):
+        rest, updates, counted = state.w[len(w) :], Updates(setup, state), []
+        for problem, solution in self.pool.solve(problems) if problems else ():
             assert solution.end is not None
             if not setup.usable(solution):
                 continue
@@ -157,7 +157,11 @@ class Pooled(Engine):
             assert problem.local is not None
             fresh = fresh_part(visit, problem.local) if setup.fresh else None
             updates.add(setup.weight(i), delta, extra, moved, fresh)
-        return updates.means(), counted
+        return updates.means(setup, t), counted
+
+
+def _shifted(problem: Problem) -> bool:
+    return problem.local is not None and isinstance(problem.local.shift, torch.Tensor)
 
 
 class Serial(Pool):

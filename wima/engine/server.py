@@ -23,12 +23,14 @@ class Means(NamedTuple):
     rest: Vector | None  # how far the rest of w moved, start - end; None if there is no rest
     clients: int
     fresh: Vector | None = None  # see `RoundState`; None if it is not asked for
+    clip: float | None = None  # see `RoundState`
 
 
 class Updates:
     """What clients sent, summed up in the order of the cohort."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, state: RoundState) -> None:
+        self._private = setup.private_sum(state)
         self._uniform = setup.algorithm.extra_mean == "uniform"
         self._delta, self._extra, self._rest = RunningMean(), RunningMean(), RunningMean()
         self._fresh, self._clients = RunningMean() if setup.fresh else None, 0
@@ -43,6 +45,9 @@ class Updates:
     ) -> None:
         """What a client sent; fresh: see `fresh_part`, its delta if that is not known."""
         self._clients += 1
+        if self._private is not None:  # then clients send nothing else
+            self._private.add(delta)
+            return
         self._delta.add(delta, weight)
         if self._fresh is not None:
             self._fresh.add(delta if fresh is None else fresh, weight)
@@ -51,8 +56,11 @@ class Updates:
         if rest is not None:
             self._rest.add(rest, weight)
 
-    def means(self) -> Means | None:
-        """None if no client sent anything."""
+    def means(self, setup: Setup, t: int) -> Means | None:
+        """None if no client sent anything; with privacy, that is not to be seen."""
+        if self._private is not None:
+            mean, clip = self._private.release(setup.seed, t)
+            return Means(mean, None, None, setup.cohort, mean if setup.fresh else None, clip)
         delta = self._delta.value
         if delta is None:
             return None
@@ -89,4 +97,4 @@ def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -
     change, opt = setup.server_opt.update(gradient, state.opt)
     rest = rest if means.rest is None else rest - means.rest
     w = torch.cat([w - change, rest])
-    return RoundState(w, server, opt, state.memory, fresh=means.fresh)
+    return RoundState(w, server, opt, state.memory, fresh=means.fresh, clip=means.clip)

@@ -18,14 +18,26 @@ from wima.runs.settings import Settings, load_settings, parse_override
 def expand_grid(
     name: str, source: str, overrides: list[str], axes: list[str], seeds: list[int], command: str
 ) -> tuple[Sheet, list[Job]]:
-    """All combinations of the axes' values, a row each, for each seed.
-
-    An axis is `key=value,value,...`; values that differ in nothing but their seed share a row.
-    """
+    """All combinations of the axes' values; an axis is `key=value,value,...`."""
     keys = [parse_axis(text) for text in axes]
+    points = [
+        [f"{key}={value}" for (key, _), value in zip(keys, values, strict=True)]
+        for values in product(*(values for _, values in keys))
+    ]
+    return expand_points(name, source, overrides, points, seeds, command)
+
+
+def expand_points(
+    name: str,
+    source: str,
+    overrides: list[str],
+    points: list[list[str]],
+    seeds: list[int],
+    command: str,
+) -> tuple[Sheet, list[Job]]:
+    """A row for each point, which is a list of `key=value`, and a run for each of its seeds."""
     jobs, cells = [], []
-    for values in product(*(values for _, values in keys)):
-        changes = [f"{key}={value}" for (key, _), value in zip(keys, values, strict=True)]
+    for changes in points:
         row = ", ".join(changes) or source
         for seed in seeds:
             settings = load_settings(source, [*overrides, *changes, f"seed={seed}"])
@@ -34,9 +46,10 @@ def expand_grid(
             cells.append(Cell(row, Path(source).stem, seed, job.name, _models(settings)))
     headings = list(dict.fromkeys(heading for cell in cells for heading in cell.models))
     rounds = min(job.settings.rounds for job in jobs)
+    keys = [change.partition("=")[0] for change in points[0]]
     sheet = Sheet(
         name=name,
-        title=f"{Path(source).stem}: {', '.join(key for key, _ in keys) or 'seeds'}",
+        title=f"{Path(source).stem}: {', '.join(keys) or 'seeds'}",
         shown="",
         kind="table",
         scale="",

@@ -14,10 +14,8 @@ from types import FrameType
 
 from submitit.helpers import DelayedSubmission
 
-from wima.core.errors import UsageError
-from wima.experiments.sweep import ENDED
+from wima.experiments.sweep import ENDED, end_of
 from wima.experiments.worker import run_or_resume
-from wima.runs.folder import read_run
 from wima.runs.progress import Progress
 from wima.storage.lock import is_running
 
@@ -41,7 +39,7 @@ class RunJob:
 
     def _execute(self, path: Path, settings: str) -> None:
         _wait_for_lock(path)
-        if _has_ended(path):
+        if end_of(path) in ENDED:
             return
         end, message = run_or_resume(path, settings, Progress)
         if end == "interrupted":
@@ -71,10 +69,3 @@ def _wait_for_lock(path: Path) -> None:
     end = time.monotonic() + PATIENCE
     while is_running(path) and time.monotonic() < end:
         time.sleep(0.5)
-
-
-def _has_ended(path: Path) -> bool:
-    try:
-        return path.exists() and read_run(path).status["state"] in ENDED
-    except UsageError:  # damaged: resuming it says how
-        return False

@@ -27,6 +27,14 @@ from wima.storage.lock import is_running
 ENDED = ("done", "diverged")  # what is not run again
 
 
+def end_of(path: Path) -> str:
+    """The state in a run's folder; empty if there is none, or it is damaged: resuming says how."""
+    try:
+        return str(read_run(path).status["state"]) if path.exists() else ""
+    except UsageError:
+        return ""
+
+
 class State:
     """Where a run of the sweep is: waiting, running, or as it ended."""
 

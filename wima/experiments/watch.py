@@ -19,11 +19,10 @@ from wima.experiments.queue import Queue
 from wima.experiments.sweep import ENDED, State, signals, time_left
 from wima.runs.records import TIMES
 from wima.storage.lock import is_running
-from wima.storage.reading import read_text
+from wima.storage.reading import last_lines, read_text
 
-FINAL = (*ENDED, "broken", "failed", "interrupted")  # nothing more is expected
+FINAL = (*ENDED, "broken", "failed", "interrupted", "pruned")  # nothing more is expected
 QUIET = 60.0  # seconds without a round, after which the process of a run may be gone
-TAIL = 4096  # bytes: many lines of times.jsonl
 
 
 class Watch:
@@ -109,12 +108,8 @@ def _status(path: Path) -> dict[str, Any]:
 
 
 def _last_round(path: Path) -> int:
-    """The round in the last complete line of times.jsonl, which is read from its end."""
+    """The round in the last complete line of times.jsonl."""
     try:
-        with (path / TIMES).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL))
-            lines = file.read().split(b"\n")[:-1]
-        return int(json.loads(lines[-1])["t"]) if lines else 0
+        return int(json.loads(next(last_lines(path / TIMES), b'{"t": 0}'))["t"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

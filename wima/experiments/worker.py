@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from wima.core.errors import Diverged, RunError, UsageError
+from wima.runs.command import run_command
 from wima.runs.launch import Follow, launch, resume
 from wima.runs.settings import make_settings
 from wima.runs.signals import Interrupted
@@ -58,9 +59,9 @@ def run_or_resume(path: Path, settings: str, progress: Follow) -> tuple[str, str
         if path.exists():
             resume(path, progress)
         else:
-            launch(make_settings(tomllib.loads(settings)), path, progress)
+            launch(make_settings(tomllib.loads(settings)), path, progress, run_command)
     except Interrupted as reason:
-        return "interrupted", str(reason)
+        return reason.state, str(reason)
     except Diverged as reason:
         return "diverged", str(reason)
     except (UsageError, RunError) as reason:

@@ -13,7 +13,7 @@ from wima.models.cnn import SIDE, FemnistCNN
 from wima.models.lenet import LeNet
 from wima.models.lstm import ShakespeareLSTM
 from wima.models.mobilenet import MobileNetV2, load_imagenet
-from wima.models.resnet import ResNet20
+from wima.models.resnet import ResNet
 from wima.models.small import MLP, SmallCNN
 
 Shape = tuple[int, ...]
@@ -40,7 +40,15 @@ def resnet20(
 ) -> nn.Module:
     """Square images with the channels first; CIFAR's are 3x32x32."""
     channels, _ = _square("resnet20", shape)
-    return ResNet20(classes, shortcut, groups, channels, init)
+    return ResNet(classes, shortcut=shortcut, groups=groups, channels=channels, init=init)
+
+
+def resnet8(
+    shape: Shape, classes: int, *, width: int = 16, stride: int = 1, groups: int = 2
+) -> nn.Module:
+    """Square images with the channels first; stride=2 halves them at once."""
+    channels, _ = _square("resnet8", shape)
+    return ResNet(classes, 8, width, stride, groups=groups, channels=channels)
 
 
 def femnist_cnn(
@@ -100,6 +108,7 @@ BY_NAME: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": mlp,
     "cnn": small_cnn,
     "resnet20": resnet20,
+    "resnet8": resnet8,
     "femnist-cnn": femnist_cnn,
     "lstm": shakespeare_lstm,
     "mobilenetv2": mobilenetv2,
@@ -112,7 +121,7 @@ __all__ = [
     "FemnistCNN",
     "LeNet",
     "MobileNetV2",
-    "ResNet20",
+    "ResNet",
     "ShakespeareLSTM",
     "SmallCNN",
     "load_imagenet",

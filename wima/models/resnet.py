@@ -1,4 +1,4 @@
-"""ResNet20 with GroupNorm, for CIFAR."""
+"""ResNets of 8, 14, 20, ... layers with GroupNorm, for CIFAR."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wima.core.checks import check_count
 from wima.core.errors import check
 from wima.models.init import initialise_
 from wima.models.speed import channels_last, every_second_pixel
 
-WIDTHS = (16, 32, 64)
-BLOCKS = 3  # per width: 1 + 3 * 3 * 2 convolutions + 1 linear layer = 20
+STAGES = 3
 
 
-class ResNet20(nn.Module):
+class ResNet(nn.Module):
     """He et al. 2016, section 4.2, with GroupNorm in the place of BatchNorm.
 
-    A 3x3 convolution, three stages of three blocks with 16, 32 and 64 channels, the mean over all
-    pixels, and a linear classifier.  Stages 2 and 3 halve the image.
+    A 3x3 convolution, three stages of n blocks with `width`, twice and four times as many channels,
+    the mean over all pixels, and a linear classifier: 6n + 2 layers.  Stages 2 and 3 halve the
+    image; a stride of 2 halves it in the first convolution too, for a quarter of the work.
 
     shortcut, where a stage changes the shape: "A" skips pixels and pads channels with zeros,
     "B" is a 1x1 convolution with its norm.  init: "kaiming" or "haiku", see `wima.models.init`.
@@ -28,32 +29,44 @@ class ResNet20(nn.Module):
     def __init__(
         self,
         classes: int = 10,
+        depth: int = 20,
+        width: int = 16,
+        stride: int = 1,
+        *,
         shortcut: Literal["A", "B"] = "A",
         groups: int = 2,
         channels: int = 3,
         init: Literal["kaiming", "haiku"] = "kaiming",
     ) -> None:
         super().__init__()
-        check(shortcut in SHORTCUTS, f"ResNet20.shortcut must be 'A' or 'B', got {shortcut!r}.")
-        check(
-            groups > 0 and WIDTHS[0] % groups == 0,
-            f"ResNet20.groups must divide {WIDTHS[0]} channels, got {groups}.",
-        )
-        self.conv = conv3x3(channels, WIDTHS[0])
-        self.norm = nn.GroupNorm(groups, WIDTHS[0])
-        blocks, inputs = [], WIDTHS[0]
-        for width in WIDTHS:
-            for _ in range(BLOCKS):
-                blocks.append(Block(inputs, width, groups, shortcut))
-                inputs = width
+        _check(depth, width, stride, shortcut, groups)
+        self.conv = conv3x3(channels, width, stride)
+        self.norm = nn.GroupNorm(groups, width)
+        blocks, inputs = [], width
+        for outputs in (width << stage for stage in range(STAGES)):
+            for _ in range((depth - 2) // (2 * STAGES)):
+                blocks.append(Block(inputs, outputs, groups, shortcut))
+                inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.classifier = nn.Linear(WIDTHS[-1], classes)
+        self.classifier = nn.Linear(inputs, classes)
         initialise_(self, init)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.conv(channels_last(x))).relu_()
         x = self.blocks(x).mean(dim=(2, 3))
         return self.classifier(x)  # type: ignore[no-any-return]
+
+
+def _check(depth: int, width: int, stride: int, shortcut: str, groups: int) -> None:
+    check_count("ResNet.width", width)
+    check_count("ResNet.groups", groups)
+    check(
+        depth >= 8 and depth % (2 * STAGES) == 2,
+        f"ResNet.depth must be 8, 14, 20, ... (6n + 2), got {depth}.",
+    )
+    check(stride in (1, 2), f"ResNet.stride must be 1 or 2, got {stride}.")
+    check(shortcut in SHORTCUTS, f"ResNet.shortcut must be 'A' or 'B', got {shortcut!r}.")
+    check(width % groups == 0, f"ResNet.groups must divide {width} channels, got {groups}.")
 
 
 class Block(nn.Module):

@@ -16,6 +16,7 @@ from wima.runs.folder import Run, read_run, seconds_of, state_of
 from wima.runs.settings import Settings
 
 MARKER = ".wima-report"  # in the folder of a report
+COMPARED = ".wima-compare"  # in the folder of a comparison
 SIGNS = ("settings.toml", "records.jsonl", "status.json")  # a folder with any of them is a run
 
 
@@ -69,7 +70,7 @@ def gather(paths: Sequence[Path], metric: str) -> Found:
 
 
 def _walk(folder: Path, metric: str, found: Found, seen: set[Path]) -> bool:
-    """Read a folder; returns whether it holds runs, sheets or a report."""
+    """Read a folder; returns whether it holds runs, sheets, a report or a comparison."""
     place = folder.resolve()
     if place in seen:
         return True
@@ -81,8 +82,8 @@ def _walk(folder: Path, metric: str, found: Found, seen: set[Path]) -> bool:
     except OSError as error:
         found.omitted.append(Omitted(str(folder), f"cannot be read: {error.strerror}"))
         return True
-    if MARKER in names:
-        return True  # an earlier report
+    if names.intersection((MARKER, COMPARED)):
+        return True  # made from runs
     if names.intersection(SIGNS):
         _add_run(folder, metric, found)
         return True

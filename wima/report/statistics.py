@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import nan
+from math import isnan, nan
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wima.core.statistics import LAST, RISK, Estimate, of_independent, of_series
+from wima.core.statistics import LAST, RISK, Estimate, holm, of_independent, of_series
 
 Floats = NDArray[np.float64]
 Basis = Literal["seeds", "rounds"]
@@ -116,6 +116,12 @@ def gain_over_rounds(differences: Floats) -> Interval:
 
 def _interval(found: Estimate, basis: Basis, size: int) -> Interval:
     return Interval(found.mean, found.margin(), basis, size, found.p)
+
+
+def corrected(gains: Sequence[Interval]) -> list[Interval]:
+    """The intervals with Holm's p, for the number of those that have a p."""
+    ps = iter(holm([gain.p for gain in gains if not isnan(gain.p)]))
+    return [gain if isnan(gain.p) else gain._replace(holm=next(ps)) for gain in gains]
 
 
 def thinned(curve: Curve, points: int) -> Curve:

@@ -10,19 +10,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from wima.core.statistics import last_rounds
 from wima.core.text import cell, printable
 from wima.report.measure import Measure
-from wima.report.statistics import Curve, score
 from wima.report.strip import axes_of
 from wima.runs.folder import Run
 from wima.runs.names import OWN, label
-from wima.runs.records import Counts
+from wima.runs.overview import ending
+from wima.runs.records import Counts, Curves
 
 HEADINGS = ("model", "mean", "deviation", "gain")
 
 
-class Curves(Protocol):
+class Drawn(Protocol):
     """Metrics over rounds: a `Run`, or a `Result`."""
 
     @property
@@ -94,16 +93,16 @@ class Summary(list[Row]):
 
 def summarize(run: Run, metric: str = "accuracy") -> Summary:
     """Mean and standard deviation of each model's metric over the run's last rounds."""
-    return summary_of(run, run.status["done"], metric)
+    _, last, curves = ending(run)
+    return summary_of(curves, last, metric)
 
 
-def summary_of(curves: Curves, end: int, metric: str) -> Summary:
-    """The same for curves of `end` rounds."""
-    rows, last = [], last_rounds(end)
-    for model in curves.models:
-        rounds, values = curves.curve(model, metric)
-        numbers = score(Curve(np.array(rounds), np.array(values)), end, last)
-        rows.append(Row(model, numbers.mean, numbers.deviation, numbers.evaluations, last))
+def summary_of(curves: Curves, last: int, metric: str) -> Summary:
+    """The same for curves of the last rounds."""
+    rows = []
+    for model, metrics in curves.metrics.items():
+        values = np.array(metrics[metric][1])
+        rows.append(Row(model, float(values.mean()), float(values.std()), len(values), last))
     return Summary(rows, metric)
 
 
@@ -128,12 +127,12 @@ def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
     figure.savefig(path, dpi=120)
 
 
-def axes_for(curves: Curves, figure: Any) -> tuple[Any, Any]:
+def axes_for(curves: Drawn, figure: Any) -> tuple[Any, Any]:
     """The axes of the curves, and those of the windows, or None if no window varies."""
     return axes_of(figure, (counts for _, counts in curves.windows.values()))
 
 
-def draw(curves: Curves, axes: Any, strip: Any | None, title: str, metric: str) -> None:
+def draw(curves: Drawn, axes: Any, strip: Any | None, title: str, metric: str) -> None:
     """Draw the curves, plain solid, averages dashed; strip: axes of the windows that vary."""
     for model in curves.models:
         rounds, values = curves.curve(model, metric)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wima.core.statistics import holm
 from wima.experiments.printed import Printed, printed
 from wima.experiments.sheet import Sheet
 from wima.report.gather import Found, Trace
@@ -18,6 +17,7 @@ from wima.report.statistics import (
     Curve,
     Interval,
     Score,
+    corrected,
     gain_over_rounds,
     gain_over_seeds,
     over_seeds,
@@ -160,9 +160,8 @@ def make_table(
 
 def _corrected(entries: dict[Place, Entry]) -> dict[Place, Entry]:
     """The entries, with the p-values of gains corrected for the number of intervals."""
-    gains = {where: e.gain for where, e in entries.items() if e.gain and not isnan(e.gain.p)}
-    ps = holm([gain.p for gain in gains.values()])
-    marked = {w: gain._replace(holm=p) for (w, gain), p in zip(gains.items(), ps, strict=True)}
+    gains = {where: entry.gain for where, entry in entries.items() if entry.gain}
+    marked = dict(zip(gains, corrected([*gains.values()]), strict=True))
     return {w: entry._replace(gain=marked.get(w, entry.gain)) for w, entry in entries.items()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isnan
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from wima.core.statistics import LEAST, RISK
 from wima.core.text import in_spreadsheet
+from wima.report.escaping import in_latex as _tex, in_markdown as _md
 from wima.report.gather import Omitted
 from wima.report.measure import Measure
 from wima.report.regret import NOTES, regret_lines
@@ -174,24 +174,6 @@ def markdown(table: Table, measure: Measure) -> str:
     body = "\n".join("| " + " | ".join(_md(text) for text in line) + " |" for line in lines)
     listed = "\n".join(f"- {_md(note)}" for note in notes(table, measure))
     return f"# {_md(table.sheet.title)}\n\n{body}\n\n{listed}\n"
-
-
-def _md(text: str) -> str:
-    if set(text) <= set("-:"):
-        return text
-    return re.sub(r"([\\`*_<>\[\]|&#])", r"\\\1", " ".join(text.split()))
-
-
-SPECIAL = {char: "\\" + char for char in "&%$#_{}"}
-SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-SPECIAL |= {"±": r"$\pm$", "α": r"$\alpha$", "−": "$-$", "<": "$<$", ">": "$>$", '"': "''"}
-SPECIAL |= {"†": r"$\dagger$"}
-
-
-def _tex(text: str) -> str:
-    """Text for LaTeX; characters that pdflatex may not know become a question mark."""
-    known = (SPECIAL.get(c, c if " " <= c <= "~" or "\xa0" < c <= "ÿ" else "?") for c in text)
-    return "{" + "".join(known) + "}"
 
 
 def latex(table: Table, measure: Measure) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wima.core.errors import UsageError, check
+from wima.core.text import command_line
 from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
 from wima.report.figures import draw_table
@@ -21,7 +19,7 @@ from wima.report.measure import Measure
 from wima.report.page import page
 from wima.report.tables import Table, sheet_table
 from wima.report.texts import data_csv, latex, markdown, markdown_page, table_csv
-from wima.storage.files import written
+from wima.storage.files import check_place, written
 from wima.storage.reading import read_text
 
 
@@ -72,10 +70,7 @@ def check_measure(measure: Measure) -> None:
 
 def check_out(out: Path, force: bool) -> None:
     """Only a report may be replaced, and only if that is asked for."""
-    if not os.path.lexists(out):
-        return
-    check((out / MARKER).is_file(), f"{out} exists and is no report; choose another with --out.")
-    check(force, f"The report {out} exists already; replace it with --force, or choose another.")
+    check_place(out, MARKER, "report", force)
 
 
 def read_notes(path: Path) -> str:
@@ -148,9 +143,8 @@ def _write(path: Path, text: str) -> None:
 
 def _facts(title: str) -> dict[str, Any]:
     """Where the page comes from."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return {"title": title, "made": made, "version": __version__, "command": command}
+    return {"title": title, "made": made, "version": __version__, "command": command_line()}
 
 
 def _title(out: Path, paths: Sequence[Path]) -> str:

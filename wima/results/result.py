@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from wima.core.errors import UsageError, check, unknown
+from wima.core.statistics import last_rounds
 from wima.core.vector import Vector
 from wima.report.measure import Measure
 from wima.report.summary import Summary, axes_for, draw, summary_of
@@ -90,7 +91,9 @@ class Result:
 
     def summary(self, metric: str | None = None) -> Summary:
         """Mean and deviation of each model over the last rounds, as in every table of wima."""
-        return summary_of(self, self._end, self._metric(metric))
+        last = last_rounds(self._end)
+        late = (as_line(record) for record in self.records if record.t > self._end - last)
+        return summary_of(Curves.of(late), last, self._metric(metric))
 
     def plot(self, metric: str | None = None, ax: Any = None) -> Any:
         """Draw the metric over the rounds, plain solid, averages dashed; returns the axes.

@@ -21,12 +21,12 @@ from wima.runs.objects import choice_of, settings_of
 from wima.runs.progress import Progress, Silent
 from wima.runs.records import from_line
 from wima.runs.windows import UNREADABLE, vector_of
-from wima.simulation.arguments import check_parts
-from wima.simulation.simulation import Simulation, shown, simulate
+from wima.simulation.arguments import check_parts, shown
+from wima.simulation.simulation import Simulation, simulate
 from wima.storage.reading import check_file
 from wima.task.task import Task
 
-CHECKED = ("algorithm", "server_opt", "averagers", "schedule")
+CHECKED = ("algorithm", "server_opt", "averagers", "schedule", "privacy")
 PARTS = (*CHECKED, "cohorts", "faults", "storage", "make")  # arguments that are objects
 
 
@@ -79,7 +79,7 @@ def _in_folder(
         if state_of(found) != "done":
             launch.resume(path, follow, task=task, **parts)
     else:
-        launch.launch(settings, path, follow, lambda plan: None, task=task, **parts)
+        launch.launch(settings, path, follow, report=lambda line: None, task=task, **parts)
     result = read_run(path, task)
     if result.metrics:
         draw_curves(read_folder(path), path / "curves.png", result.usual_metric)

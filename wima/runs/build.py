@@ -15,6 +15,7 @@ from wima.averaging import named
 from wima.core.checks import check_range
 from wima.core.errors import check
 from wima.data.batches import LocalSGD
+from wima.engine import privacy
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
 from wima.runs.names import IN_PYTHON, OWN, is_own, own_data
@@ -91,19 +92,25 @@ def build(
     task and arguments of `simulate` take the place of what the settings name.
     """
     parts = _parts(settings, instead)
-    task = task or build_task(settings)
+    task, plan = task or build_task(settings), None
     if folder is not None:
         averagers = list(named(parts["averagers"]).values())
         plan = make_plan(settings, task, parts["algorithm"], averagers)
         check_plan(plan, settings, folder)
-        report(plan.in_words(settings))
     options = {
         "faults": settings.part(Faults),
+        "cohorts": settings.cohorts,
+        "privacy": settings.privacy and settings.privacy.make("privacy", privacy.BY_NAME),
         "storage": storage(settings, folder),
         **asdict(settings.part(RunOptions)),
         **asdict(settings.part(LocalSGD)),
     }
-    return simulate(task, **{**options, **parts, **instead})
+    simulation = simulate(task, **{**options, **parts, **instead})
+    if plan is not None:
+        report(plan.in_words(settings))
+    if simulation.ledger is not None:
+        report(simulation.ledger.in_words(settings.rounds))
+    return simulation
 
 
 def _parts(settings: Settings, instead: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def save(
         "state": encode((state.w, state.server, state.opt), "state", tensors, rings),
         "averages": simulation.watch.encode(tensors, rings),
         "clients": state.memory.save(store),
+        "clip": state.clip,
         "snapshot": encode(snapshots and snapshots.sum, "snapshot", tensors, rings),
     }
     manifests.save(store, simulation.t, tensors, rings, **content)
@@ -63,7 +64,7 @@ def _load(simulation: Simulation, store: Segments, saved: Saved) -> None:
     simulation.watch.load(content, store, tensor)
     w, server, opt = decode(content["state"], like, tensor, {})
     state.memory.load(store, content["clients"], w[: simulation.setup.trained])
-    simulation.state = state._replace(w=w, server=server, opt=opt)
+    simulation.state = state._replace(w=w, server=server, opt=opt, clip=content.get("clip"))
     simulation.t = saved.t
 
 

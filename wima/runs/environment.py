@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from wima.core.machine import processor
+from wima.core.text import typed_command
 from wima.core.version import __version__
 
 
@@ -29,7 +29,7 @@ def environment() -> dict[str, Any]:
         "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),  # that torch uses
         "cores": os.cpu_count(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": typed_command(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

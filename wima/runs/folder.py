@@ -4,7 +4,7 @@ settings.toml      the resolved settings; `wima run settings.toml` repeats the r
 environment.json   versions, machine, command
 records.jsonl      one line per round; the same bytes whenever the run is repeated or resumed
 times.jsonl        how long each round took
-status.json        running, done, interrupted, diverged or failed; rounds done; checksums
+status.json        running, done, interrupted, pruned, diverged or failed; rounds done; checksums
 checkpoints/       what `wima resume` goes on from; among it, a copy of the records
 models/*.safetensors   the final models, by name
 snapshots/*.safetensors   sums of models, for windows that are chosen later
@@ -54,7 +54,7 @@ from wima.storage.files import (
 from wima.storage.lock import Lock, is_running
 from wima.storage.reading import check_file, read_text
 
-STATES = ("running", "done", "interrupted", "diverged", "failed")
+STATES = ("running", "done", "interrupted", "pruned", "diverged", "failed")
 FOLDER, SNAPSHOTS = "checkpoints", "snapshots"  # in the run folder
 COPY = f"{FOLDER}/{RECORDS}"
 MALFORMED: tuple[type[Exception], ...]

@@ -16,14 +16,14 @@ from wima.simulation.simulation import Simulation
 from wima.storage.files import digest
 from wima.storage.manifests import Saved
 
-VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum")
+VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum", "noise")
 
 
 def identity_of(settings: Settings, simulation: Simulation) -> dict[str, Any]:
     """What must be the same for a run to resume to the same bytes."""
     around = {**environment(), **simulation.facts()}
     around["engine"] = engine_of(simulation.engine, settings)
-    return {**settings.in_results(), **{name: around[name] for name in (*VERSIONS, *FACTS)}}
+    return {**settings.in_results(), **{n: around[n] for n in (*VERSIONS, *FACTS) if n in around}}
 
 
 def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
 def own_names(settings: Settings) -> list[str]:
     """The names in settings that stand for a user's own things."""
     choices = [*(getattr(settings, key) for key in CHOICES), *settings.averagers]
-    return [choice.name for choice in choices if is_own(choice.name)]
+    return [choice.name for choice in choices if choice and is_own(choice.name)]
 
 
 def own_code(settings: Settings) -> dict[str, dict[str, str]]:

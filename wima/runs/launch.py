@@ -32,7 +32,7 @@ from wima.runs.progress import Progress
 from wima.runs.ranks import check_rank_0, settings_to_resume
 from wima.runs.records import RECORDS, sums
 from wima.runs.settings import Settings
-from wima.runs.signals import Interrupted, StopRequest, forget_viewers
+from wima.runs.signals import Interrupted, Pruned, StopRequest, forget_viewers
 from wima.runs.snapshots import Snapshots
 from wima.runs.trackers.dispatch import Trackers
 from wima.simulation.simulation import Record, Simulation
@@ -53,6 +53,7 @@ class Following(Protocol):
 
 
 Follow: TypeAlias = Callable[[int, int], Following]  # rounds in all, rounds done before
+Command: TypeAlias = Callable[[Settings, Path], list[str]]  # of a run's settings and folder
 
 
 def default_path(settings: Settings) -> Path:
@@ -64,11 +65,13 @@ def launch(
     settings: Settings,
     path: Path,
     progress: Follow = Progress,
+    command: Command | None = None,
     report: Callable[[str], object] = print,
     **instead: Any,
 ) -> Run:
     """Run the settings and record the run at `path`; nothing is written before all is checked.
 
+    command: what repeats the run, if that is not what was typed.
     report: gets the plan of memory and disk.
     instead: what takes the place of things that the settings name, see `build`.
     """
@@ -79,7 +82,10 @@ def launch(
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
-            folder = RunFolder.create(path, settings, {**simulation.facts(), **own_code(settings)})
+            facts: dict[str, Any] = {**simulation.facts(), **own_code(settings)}
+            if command:
+                facts["command"] = command(settings, path)
+            folder = RunFolder.create(path, settings, facts)
             identity = identity_of(settings, simulation)
             snapshots = _snapshots(path, settings, simulation)
             Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
@@ -196,8 +202,8 @@ class Runner:
         except KeyboardInterrupt:
             self.folder.close("interrupted")
             raise Interrupted(self._interrupted()) from None
-        except Interrupted:
-            self.folder.close("interrupted")
+        except Interrupted as stop:
+            self.folder.close(stop.state, stop.reason)
             raise
         except Exception as error:
             self._fail(error)
@@ -224,6 +230,9 @@ class Runner:
         """Progress that nobody can see any more does not end the run."""
         try:
             progress.update(record)
+        except Pruned:
+            self._save()
+            raise
         except (OSError, SystemExit):  # rich makes the latter of a broken pipe
             forget_viewers()
 

@@ -21,6 +21,7 @@ from wima.algorithms.base import Algorithm
 from wima.averaging.base import Averager
 from wima.core.errors import UsageError, check, unknown
 from wima.data.federated import Bundle, FederatedData, as_array
+from wima.engine.privacy import Gaussian
 
 OWN = "own"  # data and model of a run that was started with Python objects
 IN_PYTHON = "`wima.run(..., out=..., resume=True)` with the same objects"
@@ -41,6 +42,7 @@ EXPECTED = {
         "a class with methods init and update", object, ("init", "update")
     ),
     "schedule": Expected("a class with factor(t, rounds)", object, ("factor",)),
+    "privacy": Expected("a class derived from wima.Gaussian", Gaussian),
 }
 
 

@@ -11,6 +11,7 @@ from wima.algorithms import server_opt
 from wima.algorithms.fedavg import FedAvg
 from wima.averaging import named
 from wima.engine.faults import Faults
+from wima.engine.privacy import BY_NAME as PRIVACY
 from wima.runs.names import OWN
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.simulation import schedules
@@ -33,6 +34,10 @@ def settings_of(task: Task, arguments: Mapping[str, Any]) -> Settings:
         table[setting] = choice_of(given.pop(argument, None) or default(), registry)
     watched = named(given.pop("averagers", ())).values()
     table["averagers"] = [choice_of(averager, averaging.BY_NAME) for averager in watched]
+    if privacy := given.pop("privacy", None):
+        table["privacy"] = choice_of(privacy, PRIVACY)
+    if isinstance(given.get("cohorts"), str):
+        table["cohorts"] = given["cohorts"]
     table |= asdict(given.pop("faults", None) or Faults())
     table |= {"device": str(task.workspace.device)} if task.workspace else {}
     for part in sorted_out({n: v for n, v in given.items() if n not in UNNAMED}):

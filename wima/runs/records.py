@@ -34,6 +34,7 @@ def as_line(record: Record) -> dict[str, Any]:
     }
     line = {"t": record.t, "cohort": record.cohort, "lr": record.lr, "metrics": metrics}
     more = {"dropped": record.dropped, "excluded": record.excluded, "windows": dict(record.windows)}
+    more["privacy"] = {n: v if isfinite(v) else None for n, v in record.privacy.items()}
     return {**line, **{name: value for name, value in more.items() if value}}
 
 
@@ -43,10 +44,17 @@ def from_line(line: dict[str, Any], seconds: float = nan) -> Record:
         model: {name: nan if value is None else value for name, value in values.items()}
         for model, values in line["metrics"].items()
     }
-    dropped, excluded = (tuple(line.get(name, ())) for name in ("dropped", "excluded"))
-    windows = line.get("windows", {})
+    privacy = {n: nan if v is None else v for n, v in line.get("privacy", {}).items()}
     return Record(
-        line["t"], line["cohort"], line["lr"], metrics, seconds, dropped, excluded, windows
+        t=line["t"],
+        cohort=line["cohort"],
+        lr=line["lr"],
+        metrics=metrics,
+        seconds=seconds,
+        dropped=tuple(line.get("dropped", ())),
+        excluded=tuple(line.get("excluded", ())),
+        windows=line.get("windows", {}),
+        privacy=privacy,
     )
 
 

@@ -34,7 +34,7 @@ from wima.engine.options import RunOptions
 from wima.runs.names import check_call, find, parameters, split
 from wima.storage.reading import read_text
 
-CHOICES = ("data", "model", "algorithm", "server", "schedule")
+CHOICES = ("data", "model", "algorithm", "server", "schedule", "privacy")
 PRESETS = Path(__file__).parent / "presets"
 Made = TypeVar("Made")
 Part = TypeVar("Part", RunOptions, LocalSGD, Faults)
@@ -81,6 +81,7 @@ class Choice(BaseModel):
 # Settings that say how a run is computed and kept, not what it gives.
 NOT_IN_RESULTS = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes"}
 NOT_IN_RESULTS |= {"collective", "window_store", "client_memory_gb", "snapshots", "trackers"}
+LATER = {"cohorts", "privacy"}  # came after runs had names, so they count only where they are set
 CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `runs/ranks.py`
 PARTS = (RunOptions, LocalSGD, Faults)  # these declare their own options
 
@@ -115,6 +116,8 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     server: Choice = Choice(name="sgd")
     averagers: list[Choice] = Field([Choice(name="wima")])
     schedule: Choice = Choice(name="constant")
+    cohorts: Literal["uniform", "poisson"] = "uniform"  # how a round's clients are drawn
+    privacy: Choice | None = None  # clip clients' updates and add noise
     eval_batch_size: int = 256
     device: str = "cpu"  # or cuda, cuda:1, mps
     checkpoint_every: int = Field(100, ge=0)  # rounds; 0: only by time
@@ -150,7 +153,9 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
 
     def in_results(self) -> dict[str, Any]:
         """The settings that matter for the results, as JSON has them."""
-        return self.model_dump(mode="json", exclude=NOT_IN_RESULTS)
+        found = self.model_dump(mode="json", exclude=NOT_IN_RESULTS)
+        defaults = {name: type(self).model_fields[name].default for name in LATER}
+        return {n: v for n, v in found.items() if n not in LATER or v != defaults[n]}
 
     def part(self, kind: type[Part]) -> Part:
         """The options that belong to a dataclass such as `LocalSGD`."""

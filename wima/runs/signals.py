@@ -15,9 +15,21 @@ HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 class Interrupted(Exception):  # noqa: N818  (it is no error)
     """The user stopped the run; the message says how far it came."""
 
+    state, reason = "interrupted", ""  # as the folder has them
+
     def __init__(self, message: str, code: int = 130) -> None:
         super().__init__(message)
         self.code = code  # of the process
+
+
+class Pruned(Interrupted):
+    """A `Following` stopped the run, since others are better; it can be resumed."""
+
+    state = "pruned"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class StopRequest:

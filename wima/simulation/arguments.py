@@ -1,15 +1,17 @@
-"""Checks of what `simulate` is given: objects, where others would give names or classes."""
+"""What `simulate` is given: checked objects, and the signature that `help` shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Signature, signature
 from typing import Any
 
 from wima import algorithms, averaging
 from wima.algorithms.base import Algorithm
-from wima.algorithms.server_opt import BY_NAME as SERVERS
+from wima.algorithms.server_opt import BY_NAME as SERVERS, SGD, Momentum, ServerOpt
 from wima.averaging.base import Averager
 from wima.core.errors import check
+from wima.engine.privacy import BY_NAME as PRIVACY, Gaussian
 from wima.simulation import schedules
 from wima.task.task import Task
 
@@ -22,6 +24,7 @@ def check_parts(
     server_opt: Any = None,
     averagers: Any = (),
     schedule: Any = None,
+    privacy: Any = None,
 ) -> None:
     """Raise `UsageError` for what is no such object, with what to write; None is a default."""
     check(
@@ -39,6 +42,26 @@ def check_parts(
         _check("server_opt", _has(server_opt, "init", "update"), server_opt, SERVERS)
     if schedule is not None:
         _check("schedule", _has(schedule, "factor"), schedule, schedules.BY_NAME)
+    if privacy is not None:
+        _check("privacy", isinstance(privacy, Gaussian), privacy, PRIVACY)
+
+
+def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
+    """FedDyn, AdaBest and FedACG step by themselves: another optimizer on top is a mistake."""
+    name = type(algorithm).__name__
+    check(
+        stack or not algorithm.own_server_rule or server_opt in (SGD(), Momentum(momentum=0)),
+        f"{name} has a server rule of its own, so server must be SGD with lr 1 and no momentum, "
+        f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient all the same.",
+    )
+
+
+def shown(function: Callable[..., Any], *kinds: Any) -> Signature:
+    """The function's signature with these options in place of its last parameter, for `help`."""
+    *own, _ = signature(function).parameters.values()
+    names = [p.name for p in own]
+    more = [p for kind in kinds for p in signature(kind).parameters.values()]
+    return Signature([*own, *(p for p in more if p.name not in names)])
 
 
 def _listed(averagers: Any) -> Iterable[Any]:

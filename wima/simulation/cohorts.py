@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from wima.core.checks import check_count
-from wima.core.errors import check
+from wima.core.errors import check, unknown
 from wima.core.randomness import rng
 
 Cohorts: TypeAlias = Callable[[int, int], Sequence[int]]  # (seed, t) -> clients
@@ -22,8 +22,38 @@ def uniform_cohorts(num_clients: int, clients_per_round: int) -> Cohorts:
     return cohort
 
 
+def poisson_cohorts(num_clients: int, clients_per_round: int) -> Cohorts:
+    """Each client takes part with the same probability, whatever the others do.
+
+    So the size of a cohort varies around clients_per_round, and can be 0.
+    """
+
+    def cohort(seed: int, t: int) -> list[int]:
+        draw = rng("cohort", seed, t)
+        size = draw.binomial(num_clients, clients_per_round / num_clients)
+        return sorted(draw.choice(num_clients, size, replace=False).tolist())
+
+    return cohort
+
+
+BY_NAME = {"uniform": uniform_cohorts, "poisson": poisson_cohorts}
+
+
+def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int) -> Cohorts:
+    """Cohorts drawn in the way of that name, or by a user's function, which is checked."""
+    if not callable(given):
+        if given not in BY_NAME:
+            raise unknown("way to draw cohorts", given, BY_NAME)
+        return BY_NAME[given](num_clients, clients_per_round)
+
+    def cohort(seed: int, t: int) -> list[int]:
+        return checked_cohort(given(seed, t), t, num_clients, clients_per_round)
+
+    return cohort
+
+
 def checked_cohort(drawn: Sequence[int], t: int, clients: int, most: int) -> list[int]:
-    """The clients of round t, checked: they may come from a user's function."""
+    """The clients of round t as a user's function drew them."""
     cohort = [int(client) for client in drawn]
     check(
         0 < len(set(cohort)) == len(cohort) <= most

@@ -7,17 +7,17 @@ for record in simulate(task, FedAvg(), averagers=[WIMA(50)], rounds=200, ...):
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
-from inspect import Signature, signature
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from wima.algorithms.base import Algorithm
 from wima.algorithms.fedavg import FedAvg
-from wima.algorithms.server_opt import SGD, Momentum, ServerOpt
+from wima.algorithms.server_opt import SGD, ServerOpt
 from wima.averaging import Averager, Watch, named
 from wima.core.errors import Diverged, RunError, check, unknown
 from wima.core.vector import Vector, one_thread
@@ -26,8 +26,10 @@ from wima.engine import MakeEngine, make_engine
 from wima.engine.base import RoundState, Setup, first_state, located, untouched
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
-from wima.simulation.arguments import check_parts
-from wima.simulation.cohorts import Cohorts, check_cohort_size, checked_cohort, uniform_cohorts
+from wima.engine.privacy import Gaussian
+from wima.simulation.arguments import check_parts, check_server_rule, shown
+from wima.simulation.cohorts import Cohorts, check_cohort_size, make_cohorts
+from wima.simulation.private import Ledger, ledger
 from wima.simulation.schedules import Constant, Schedule
 from wima.storage.segments import Storage
 from wima.task.evaluation import Metrics
@@ -47,6 +49,7 @@ class Record(NamedTuple):
     dropped: tuple[int, ...] = ()  # clients of the cohort that never answered
     excluded: tuple[int, ...] = ()  # clients that sent what is not finite, see `Faults`
     windows: Mapping[str, int] = MappingProxyType({})  # models in averages whose window varies
+    privacy: Mapping[str, float] = MappingProxyType({})  # epsilon so far, and the next clip
 
 
 class Simulation:
@@ -61,9 +64,11 @@ class Simulation:
         cohorts: Cohorts,
         storage: Storage,
         make: MakeEngine | None = None,
+        spent: Ledger | None = None,
     ) -> None:
         self.setup, self.options, self.rounds, self.t = setup, options, options.rounds, 0
         self.between_rounds = True  # all state is that after t rounds
+        self.ledger = spent
         self._closed, self._schedule, self._cohorts = False, schedule, cohorts
         self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
         self._unusable = 0  # rounds in a row of which no update could be used
@@ -86,13 +91,15 @@ class Simulation:
         """Whether this process only works for the one that runs the rounds."""
         return self._engine.helps
 
-    def facts(self) -> dict[str, str | int]:
+    def facts(self) -> dict[str, str | float]:
         """What a record of the run should say of it besides its settings."""
+        noise = self.setup.privacy.noise if self.setup.privacy else None
         return {
             "engine": self.engine,
             "clients": self.setup.task.data.num_clients,
             "parameters": len(self.w),
             "data_checksum": self._data_checksum,
+            **({"noise": noise} if noise is not None else {}),
         }
 
     @cached_property
@@ -141,18 +148,24 @@ class Simulation:
         self.t, self.between_rounds = t + 1, True
         dropped = tuple(client for client in cohort if client not in answer)
         seconds = time.perf_counter() - begin
-        windows = self.watch.used()
-        return Record(self.t, cohort, lr, metrics, seconds, dropped, self.state.excluded, windows)
+        facts = (dropped, self.state.excluded, self.watch.used(), self._spent())
+        return Record(self.t, cohort, lr, metrics, seconds, *facts)
+
+    def _spent(self) -> dict[str, float]:
+        if self.ledger is None or self.state.clip is None:
+            return {}
+        return {"epsilon": self.ledger.epsilon(self.t), "clip": self.state.clip}
 
     def _lr(self, t: int) -> float:
         return self.options.lr * self._schedule.factor(t, self.rounds)
 
     def _state_after(self, t: int, cohort: list[int], lr: float) -> RoundState:
         """Run the round; a round without clients keeps the model."""
-        if not cohort:
+        if not cohort and self.ledger is None:
             return self.state._replace(excluded=(), fresh=None)
         state = self._engine.round(self.state, t, cohort, lr)
-        self._unusable = self._unusable + 1 if len(state.excluded) == len(cohort) else 0
+        unusable = bool(cohort) and len(state.excluded) == len(cohort)
+        self._unusable = self._unusable + 1 if unusable else 0
         if self._unusable == PATIENCE:
             raise RunError(f"No client sent a usable update in {PATIENCE} rounds in a row.")
         norm = _norm(state.w)
@@ -175,9 +188,7 @@ class Simulation:
     def _cohort(self, t: int) -> list[int]:
         """The clients of round t, drawn once: a user's function may not repeat itself."""
         if t not in self._drawn:
-            clients, most = self.setup.task.data.num_clients, self.options.clients_per_round
-            drawn = self._cohorts(self.setup.seed, t)
-            self._drawn = {t: checked_cohort(drawn, t, clients, most)}
+            self._drawn = {t: list(self._cohorts(self.setup.seed, t))}
         return self._drawn[t]
 
     def _served(self) -> Vector:
@@ -217,8 +228,9 @@ def simulate(
     server_opt: ServerOpt | None = None,
     averagers: Averager | Sequence[Averager] | Mapping[str, Averager] = (),
     schedule: Schedule | None = None,
-    cohorts: Cohorts | None = None,
+    cohorts: Cohorts | str | None = None,
     faults: Faults | None = None,
+    privacy: Gaussian | None = None,
     storage: Storage | None = None,
     make: MakeEngine | None = None,
     **options: Any,
@@ -228,14 +240,15 @@ def simulate(
     options: rounds, clients_per_round, lr and others, see `RunOptions`; batch_size, epochs and
     others of local SGD, see `LocalSGD`.
     schedule: how lr changes over the rounds; see `wima.simulation.schedules`.
-    cohorts: (seed, t) -> the clients of round t, instead of uniform sampling.
+    cohorts: "uniform" (the default), "poisson", or a function (seed, t) -> the clients of round t.
     faults: clients that drop out, straggle or return nonsense; see `Faults`.
+    privacy: clip the clients' updates and add noise to their sum; see `Gaussian`.
     make: a function that makes the engine.
     With engine "distributed", all ranks call this; the iterators of ranks 1, 2, ... solve what rank
     0 sends them and give no records.
     """
     run, sgd = sorted_out(options)
-    check_parts(task, algorithm, server_opt, averagers, schedule)
+    check_parts(task, algorithm, server_opt, averagers, schedule, privacy)
     check_cohort_size(run.clients_per_round, task.data.num_clients)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
     check_server_rule(algorithm, server_opt, run.stack_server)
@@ -243,15 +256,23 @@ def simulate(
     schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
     watched = {name: a.for_run(run.rounds) for name, a in named(averagers).items()}
     judged = any(averager.judges for averager in watched.values())
+    cohorts = cohorts or "uniform"
+    check(
+        not (make and privacy),
+        "privacy is for the simulator. On Flower, wrap a strategy in one of Flower's own for "
+        "differential privacy, and that in `averaged`.",
+    )
+    spent = ledger(privacy, task, algorithm, run, cohorts) if privacy else None
     setup = (task, algorithm, server_opt, sgd, run.weighting, run.seed, faults or Faults(), judged)
     return Simulation(
-        Setup(*setup),
+        Setup(*setup, spent.privacy if spent else None, run.clients_per_round),
         run,
         watched,
         schedule,
-        cohorts or uniform_cohorts(task.data.num_clients, run.clients_per_round),
+        make_cohorts(cohorts, task.data.num_clients, run.clients_per_round),
         storage or Storage(),
         make,
+        spent,
     )
 
 
@@ -266,22 +287,4 @@ def sorted_out(options: dict[str, Any]) -> tuple[RunOptions, LocalSGD]:
     return RunOptions(**given[RunOptions]), LocalSGD(**given[LocalSGD])
 
 
-def shown(function: Callable[..., Any], *kinds: Any) -> Signature:
-    """The function's signature with these options in place of its last parameter, for `help`."""
-    *own, _ = signature(function).parameters.values()
-    names = [p.name for p in own]
-    more = [p for kind in kinds for p in signature(kind).parameters.values()]
-    return Signature([*own, *(p for p in more if p.name not in names)])
-
-
 simulate.__signature__ = shown(simulate, RunOptions, LocalSGD)  # type: ignore[attr-defined]
-
-
-def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
-    """FedDyn, AdaBest and FedACG step by themselves: another optimizer on top is a mistake."""
-    name = type(algorithm).__name__
-    check(
-        stack or not algorithm.own_server_rule or server_opt in (SGD(), Momentum(momentum=0)),
-        f"{name} has a server rule of its own, so server must be SGD with lr 1 and no momentum, "
-        f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient all the same.",
-    )

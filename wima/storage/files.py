@@ -118,6 +118,15 @@ def check_new(path: Path, force: bool) -> None:
     check(not taken, f"{path} exists already; choose another name, or replace it with --force.")
 
 
+def check_place(folder: Path, marker: str, kind: str, force: bool) -> None:
+    """Refuse a folder that exists, unless it has our marker and may be replaced."""
+    if os.path.lexists(folder):
+        ours = (folder / marker).is_file()
+        check(ours, f"{folder} exists and is no {kind}; choose another with --out.")
+        hint = "replace it with --force, or choose another"
+        check(force, f"The {kind} {folder} exists already; {hint}.")
+
+
 @contextlib.contextmanager
 def new_file(path: Path, force: bool = False) -> Iterator[Path]:
     """A draft of a file that a user asked for, in a folder that exists; see `written`."""

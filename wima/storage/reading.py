@@ -18,7 +18,7 @@ import numpy.typing as npt
 from wima.core.errors import UsageError, check
 
 TEXT = 2**25  # bytes of a text file that is read at once
-LINE = 2**24  # bytes of a line
+LINE, BLOCK = 2**24, 2**16  # bytes of a line, and of what is read at once from the end of a file
 UNPACKED, RATIO = 2**28, 100  # bytes that any file may unpack to; else so many times its size
 HEADER = 12 + 10_000  # bytes: numpy refuses longer headers
 STORABLE = 2**63 - 1  # bytes; numpy and torch count them in 64 bits
@@ -57,6 +57,24 @@ def complete_lines(path: Path) -> Iterator[bytes]:
             check(len(line) < LINE, f"{path} has a line of more than {LINE:,} bytes.")
             if line.endswith(b"\n"):
                 yield line.rstrip(b"\r\n") + b"\n"
+
+
+def last_lines(path: Path) -> Iterator[bytes]:
+    """The lines that `complete_lines` gives, the last one first; the file is read from its end."""
+    check_file(path)
+    with path.open("rb") as file:
+        begin, rest, is_complete = file.seek(0, io.SEEK_END), b"", False
+        while begin:
+            begin, size = max(0, begin - BLOCK), min(begin, BLOCK)
+            file.seek(begin)
+            rest, *lines = (file.read(size) + rest).split(b"\n")
+            check(len(rest) < LINE, f"{path} has a line of more than {LINE:,} bytes.")
+            if lines and not is_complete:
+                lines.pop()
+                is_complete = True
+            yield from (line.rstrip(b"\r") + b"\n" for line in reversed(lines))
+        if is_complete:
+            yield rest.removeprefix(codecs.BOM_UTF8).rstrip(b"\r") + b"\n"
 
 
 def check_unpacked(path: Path, size: int) -> None:

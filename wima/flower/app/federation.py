@@ -40,7 +40,7 @@ from wima.flower.app.updates import Rejected, Update, read_update, too_long
 from wima.runs import launch
 from wima.runs.folder import read_run
 from wima.runs.settings import Settings
-from wima.simulation.simulation import check_server_rule
+from wima.simulation.arguments import check_server_rule
 from wima.task.evaluation import Metrics
 
 log = logging.getLogger(__name__)
@@ -235,13 +235,13 @@ class Federation(Strategy, Engine):
     def _step(self, updates: dict[int, Update]) -> RoundState:
         """The server's step, as every engine takes it."""
         state, server, t, _ = self._now
-        received = Updates(self._setup)
+        received = Updates(self._setup, state)
         for i, update in updates.items():
             state.memory.write(i, Counted(t))
             vectors = {name: v.to(state.w.device) for name, v in update.vectors.items()}
             extra, rest = vectors.get("extra"), vectors.get("rest")
             received.add(self._weight(i, update), vectors["delta"], extra, rest)
-        means = received.means()
+        means = received.means(self._setup, t)
         if means is None:
             return state._replace(fresh=None)
         if self._gradient is not None:

@@ -29,7 +29,7 @@ class Tracker(Protocol):
         """A round, as it happened."""
 
     def finish(self, state: str) -> None:
-        """The run ended: done, interrupted, diverged or failed.  Nothing follows."""
+        """The run ended: done, interrupted, pruned, diverged or failed.  Nothing follows."""
 
 
 def needed(tracker: str, module: str, packages: str) -> Any:

@@ -14,7 +14,7 @@ EXPERIMENT = "wima"  # unless MLFLOW_EXPERIMENT_NAME names another
 PACKAGES = "mlflow-skinny sqlalchemy alembic"  # skinny lacks what its SQLite store needs
 TAG = "wima.identity"  # by which a run is found again
 WAIT, MANY = 5.0, 500  # seconds, numbers: what is kept back at most, since writing is slow
-STATUS = {"done": "FINISHED", "interrupted": "KILLED"}  # else FAILED
+STATUS = {"done": "FINISHED", "interrupted": "KILLED", "pruned": "KILLED"}  # else FAILED
 
 
 class MLflow:

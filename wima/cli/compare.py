@@ -1,0 +1,96 @@
+"""`wima compare`: methods side by side over seeds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wima.core.text import cell, command_line, echo, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from wima.report.comparison.paired import Comparison
+
+WIDTH = 100  # of the table, where the output is no terminal
+LONG = 26  # characters of a name
+
+
+def compare(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    baseline: Annotated[
+        str | None, typer.Option(help="METHOD or METHOD/MODEL; else plain FedAvg if it is there.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Models, for example plain,wima100.")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Settings that name the methods; else those that vary.")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="The metric of the records.")] = "accuracy",
+    last: Annotated[int | None, typer.Option(help="Rounds a number is the mean of.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Count the rounds to this value, for example 0.8.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for Markdown, LaTeX, CSV and a picture.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace an earlier comparison.")] = False,
+) -> None:
+    """Compare methods over seeds: paired differences to a baseline, with intervals."""
+    from rich.console import Console
+
+    from wima.report.comparison.paired import compare as compare_runs
+    from wima.report.comparison.texts import caption, warnings
+    from wima.report.comparison.write import check_out, write_comparison
+    from wima.report.measure import Measure
+    from wima.report.write import check_measure
+
+    measure = Measure(metric, last, target)
+    check_measure(measure)
+    if out is not None:
+        check_out(out, force)
+    made = compare_runs(paths, measure, baseline, _split(model), _split(by))
+    for item in made.omitted:
+        echo(f"Left out {item.path}: {item.reason}", sys.stderr)
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(made))
+    for note in (*caption(made), *warnings(made)):
+        echo(note)
+    if out is not None:
+        write_comparison(made, out, command_line(), force)
+        echo(f"Written: {out / 'compare.md'}, .tex, .csv, .png and .pdf")
+
+
+def _split(names: str | None) -> list[str]:
+    return [name.strip() for name in names.split(",")] if names else []
+
+
+def _table(comparison: Comparison) -> Table:
+    """The lines with method and model in one column; the best of a column is bold."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from wima.report.comparison.texts import HOLM, SEEDS, P, header, lines, same_seeds
+
+    names = header(comparison)
+    unwanted = {SEEDS} if same_seeds(comparison) else set()
+    unwanted |= set() if comparison.tests else {P, HOLM}
+    kept = [place for place in range(2, len(names)) if place not in unwanted]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method/model", overflow="fold")
+    for place in kept:
+        heading = printable(names[place]).replace(" ", "\n", 1)  # narrow: two lines
+        table.add_column(Text(heading), justify="right", no_wrap=True)
+    for line in lines(comparison):
+        texts = [Text(line[n].text, style="bold" if line[n].best else "") for n in kept]
+        table.add_row(_name(line[0].text, line[1].text), *texts)
+    return table
+
+
+def _name(method: str, model: str) -> Text:
+    """On two lines if it is long."""
+    between = "/" if len(f"{method}/{model}") <= LONG else "\n  /"
+    return cell(method).append(between).append_text(cell(model))

@@ -1,0 +1,1 @@
+"""`wima compare`: methods side by side over seeds."""

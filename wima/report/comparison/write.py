@@ -1,0 +1,33 @@
+"""A comparison as a folder of its own: table, LaTeX, data and picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wima.core.errors import UsageError
+from wima.core.version import __version__
+from wima.report.comparison.paired import Comparison
+from wima.report.comparison.picture import draw
+from wima.report.comparison.texts import data, latex, markdown
+from wima.report.gather import COMPARED
+from wima.storage.files import check_place, written
+
+
+def check_out(out: Path, force: bool) -> None:
+    """Only a comparison may be replaced, and only if that is asked for."""
+    check_place(out, COMPARED, "comparison", force)
+
+
+def write_comparison(comparison: Comparison, out: Path, command: str, force: bool = False) -> None:
+    """Write compare.md, .tex, .csv, .png and .pdf, all of them or none."""
+    check_out(out, force)
+    texts = {
+        COMPARED: f"wima {__version__}\n",
+        "compare.md": markdown(comparison, command),
+        "compare.tex": latex(comparison, command),
+        "compare.csv": data(comparison),
+    }
+    with written(out, folder=True, over=force, kind=UsageError) as draft:
+        for name, text in texts.items():  # names of files may be invalid Unicode
+            (draft / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        draw(comparison, draft)

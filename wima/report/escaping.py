@@ -1,0 +1,23 @@
+"""Text that Markdown and LaTeX show as it is."""
+
+from __future__ import annotations
+
+import re
+
+SPECIAL = {char: "\\" + char for char in "&%$#_{}"}
+SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+SPECIAL |= {"±": r"$\pm$", "α": r"$\alpha$", "−": "$-$", "<": "$<$", ">": "$>$", '"': "''"}
+SPECIAL |= {"†": r"$\dagger$", "≤": r"$\le$"}
+
+
+def in_markdown(text: str) -> str:
+    """Text for Markdown, on one line; the rule under a table's header is left alone."""
+    if set(text) <= set("-:"):
+        return text
+    return re.sub(r"([\\`*_<>\[\]|&#])", r"\\\1", " ".join(text.split()))
+
+
+def in_latex(text: str) -> str:
+    """Text for LaTeX; characters that pdflatex may not know become a question mark."""
+    known = (SPECIAL.get(c, c if " " <= c <= "~" or "\xa0" < c <= "ÿ" else "?") for c in text)
+    return "{" + "".join(known) + "}"

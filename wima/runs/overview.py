@@ -1,0 +1,56 @@
+"""Runs at a glance: where they are, and their last rounds, without reading all of their records."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wima.core.errors import UsageError
+from wima.core.statistics import last_rounds
+from wima.runs.folder import MALFORMED, Run
+from wima.runs.records import RECORDS, Curves, checked
+from wima.storage.reading import last_lines
+
+
+class Ending(NamedTuple):
+    """The rounds at the end of a run that its numbers are means of."""
+
+    t: int  # rounds that are recorded
+    last: int  # rounds at the end
+    curves: Curves  # of these
+
+
+def ending(run: Run) -> Ending:
+    """The last rounds of a run, however it ended, or as far as it is."""
+    file, t, last = run.path / RECORDS, 0, 0
+    found: list[dict[str, Any]] = []
+    try:
+        for line in last_lines(file):
+            record = checked(json.loads(line))
+            if not found:
+                t, last = record["t"], last_rounds(record["t"])
+            if record["t"] <= t - last:
+                break
+            found.append(record)
+        return Ending(t, last, Curves.of(reversed(found)))
+    except MALFORMED as error:
+        raise UsageError(
+            f"{file} is damaged near its end: {type(error).__name__}: {error!s:.200}. "
+            f"`wima resume {run.path}` repairs it."
+        ) from None
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    """The run folders at a path and below it, sorted."""
+    seen = set[Path]()  # links may lead back
+    for text, below, files in os.walk(folder, followlinks=True):
+        place = Path(text)
+        known, is_run = place.resolve() in seen, "status.json" in files
+        seen.add(place.resolve())
+        if is_run and not known:
+            yield place
+        inside = not (known or is_run)
+        below[:] = sorted(name for name in below if inside and not name.startswith("."))
