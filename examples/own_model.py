@@ -23,5 +23,4 @@ result = wima.run(
     lr=0.1,
     batch_size=20,
 )
-for name, metrics in result.records[-1].metrics.items():
-    print(f"{name}: {metrics['accuracy']:.3f}")
+print(result.summary())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -101,6 +102,18 @@ def test_a_folder_gives_the_same_result_as_memory(result, stored):
         for name, w in result.vectors.items():
             assert torch.equal(other.vectors[name], w)
     assert (stored.path / "curves.png").is_file()
+
+
+def test_a_run_under_way_is_read_up_to_its_last_record(stored, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(stored.path, copy)
+    times = (copy / "times.jsonl").read_text().splitlines(keepends=True)
+    (copy / "times.jsonl").write_text("".join(times[:-1]))  # written after the record
+    read = wima.read_run(copy)
+    assert len(read.records) == len(stored.records) and np.isnan(read.records[-1].seconds)
+    (copy / "records.jsonl").write_text('{"t": 1, "metrics": {}}\n')
+    with pytest.raises(wima.UsageError, match="damaged"):
+        wima.read_run(copy)
 
 
 def test_what_wima_run_wrote_is_read_with_its_models(tmp_path):

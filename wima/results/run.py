@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import nan
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def read_run(path: str | PathLike[str], task: Task | None = None) -> Result:
     found = read_folder(Path(path))
     seconds = seconds_of(found.path)
     try:
-        records = [from_line(line, seconds[line["t"]]) for line in found.records]
+        records = [from_line(line, seconds.get(line["t"], nan)) for line in found.records]
     except MALFORMED as error:
         raise UsageError(f"The records in {path} are damaged: {error!r:.200}.") from None
     return Result(records, partial(_models, found, task), title_of(found), found.path)
