@@ -51,13 +51,13 @@ class _Quiet:
 
 def _read_run(folder: Path) -> None:
     """`wima runs` and `wima report`, all but its figures, then what `wima run` prints."""
-    from wima.cli.tables import runs_table, summary_table
+    from wima.cli.tables import runs_table
     from wima.report.summary import summarize
     from wima.runs.folder import check_free, read_run
 
     runs_table(folder)
     _report(folder)
-    summary_table(summarize(read_run(folder / "run")))
+    repr(summarize(read_run(folder / "run")))
     with contextlib.suppress(UsageError):  # it is there
         check_free(folder / "run")
 

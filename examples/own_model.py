@@ -31,6 +31,4 @@ result = wima.run(
     lr=0.3,
     batch_size=10,
 )
-for name in result.records[-1].metrics:
-    late = [record.metrics[name]["accuracy"] for record in result.records[-10:]]
-    print(f"{name}: {np.mean(late):.3f} in the last ten rounds")
+print(result.summary())

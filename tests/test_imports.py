@@ -30,6 +30,7 @@ ROOMS = {
     "saved": "core storage",
     "experiments": "core storage averaging simulation runs",
     "report": "core storage runs experiments",
+    "results": "core storage task algorithms simulation runs report",
     "flower": "core storage data task algorithms averaging engine simulation runs",
     "cli": "core storage data runs saved experiments report flower",
 }

@@ -46,10 +46,13 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     )
     from wima.core.vector import Flat as Flat, Layout as Layout
     from wima.data.batches import Batch as Batch, LocalSGD as LocalSGD
-    from wima.data.federated import FederatedData as FederatedData
+    from wima.data.federated import Bundle as Bundle, FederatedData as FederatedData
     from wima.engine.faults import Faults as Faults
+    from wima.engine.privacy import Gaussian as Gaussian
     from wima.loop.array_window import ArrayWindow as ArrayWindow
     from wima.loop.window_average import WindowAverage as WindowAverage
+    from wima.results.result import Result as Result
+    from wima.results.run import read_run as read_run, run as run
     from wima.saved.mean import average_files as average_files
     from wima.simulation.check import check_algorithm as check_algorithm
     from wima.simulation.schedules import (
@@ -61,9 +64,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     )
     from wima.simulation.simulation import (
         Record as Record,
-        Result as Result,
         Simulation as Simulation,
-        run as run,
         simulate as simulate,
     )
     from wima.task.task import Task as Task, make_task as make_task
@@ -78,14 +79,17 @@ __all__, __getattr__ = lazy_names(
         "core.errors": "Diverged RunError UsageError",
         "core.vector": "Flat Layout",
         "data.batches": "Batch LocalSGD",
-        "data.federated": "FederatedData",
+        "data.federated": "Bundle FederatedData",
         "engine.faults": "Faults",
+        "engine.privacy": "Gaussian",
         "loop.array_window": "ArrayWindow",
         "loop.window_average": "WindowAverage",
+        "results.result": "Result",
+        "results.run": "read_run run",
         "saved.mean": "average_files",
         "simulation.check": "check_algorithm",
         "simulation.schedules": "Constant Cosine Cyclic Exponential Schedule",
-        "simulation.simulation": "Record Result Simulation run simulate",
+        "simulation.simulation": "Record Simulation simulate",
         "task.task": "Task make_task",
     },
 )

@@ -16,7 +16,8 @@ from tests.helpers.federations import (
     simulated,
 )
 from wima.core.errors import RunError, UsageError
-from wima.runs.launch import Interrupted, resume
+from wima.runs.launch import resume
+from wima.runs.signals import Interrupted
 
 
 def test_a_node_that_lost_its_memory_starts_anew_and_says_so(tmp_path, caplog):

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wima.runs.folder import RunFolder
-from wima.runs.launch import Interrupted, launch
+from wima.runs.launch import launch
 from wima.runs.settings import Settings, make_settings
+from wima.runs.signals import Interrupted
 from wima.simulation.simulation import Record
 
 BASE = {

@@ -22,8 +22,8 @@ from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
 from wima.data.sets.digits import digits
 from wima.models import MLP
+from wima.report.summary import summarize
 from wima.runs.folder import RunFolder, free_path, read_run
-from wima.runs.overview import summarize
 from wima.runs.settings import make_settings
 from wima.simulation.simulation import Record, Simulation
 from wima.task.task import Evaluation

@@ -16,7 +16,8 @@ from tests.helpers.interrupted import after_round, killed_after, outcome
 from tests.helpers.tracked import numbers, settings_of
 from wima.core.errors import RunError
 from wima.runs.folder import RunFolder, read_run
-from wima.runs.launch import Interrupted, launch, resume
+from wima.runs.launch import launch, resume
+from wima.runs.signals import Interrupted
 from wima.runs.trackers.base import hyperparameters, identity
 from wima.runs.trackers.dispatch import export
 

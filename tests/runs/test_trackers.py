@@ -13,8 +13,9 @@ from tests.helpers.interrupted import after_round, killed_after, outcome
 from tests.helpers.tracked import ROUNDS, settings_of
 from wima.core.errors import Diverged, RunError, UsageError
 from wima.runs.folder import Run, RunFolder, read_run
-from wima.runs.launch import Interrupted, launch, resume
+from wima.runs.launch import launch, resume
 from wima.runs.settings import Settings, load_settings
+from wima.runs.signals import Interrupted
 from wima.runs.trackers import BY_NAME
 from wima.runs.trackers.base import hyperparameters, identity, recorded, scalars
 from wima.runs.trackers.dispatch import export

@@ -86,10 +86,13 @@ class Watch:
         return {name: self.vector(name) for name in self.averagers}
 
 
-def named(averagers: Sequence[Averager] | Mapping[str, Averager]) -> dict[str, Averager]:
-    """Averagers by the name of their column; two with one name are refused."""
+def named(
+    averagers: Averager | Sequence[Averager] | Mapping[str, Averager],
+) -> dict[str, Averager]:
+    """One or several averagers by the name of their column; two with one name are refused."""
     if isinstance(averagers, Mapping):
         return dict(averagers)
+    averagers = [averagers] if isinstance(averagers, Averager) else averagers
     names = [a.name for a in averagers]
     twice = {name for name in names if names.count(name) > 1}
     check(not twice, f"Two averagers are called {', '.join(sorted(twice))}; give them as a dict.")

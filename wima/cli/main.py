@@ -203,7 +203,7 @@ def _main() -> None:
     except RunError as error:
         _end(f"Error: {error}", 1)
     except Exception as error:
-        from wima.runs.launch import Interrupted
+        from wima.runs.signals import Interrupted
 
         if not isinstance(error, Interrupted):
             raise

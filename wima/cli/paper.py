@@ -128,7 +128,7 @@ def execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
     """Execute the runs of a sheet that are missing, and show their progress."""
     from wima.experiments.live import follow, summary
     from wima.experiments.slurm import check_available
-    from wima.runs.launch import Interrupted
+    from wima.runs.signals import Interrupted
 
     if how.slurm is not None and not how.watch:
         check(how.jobs is None, "--jobs is for this machine; with --slurm, give --parallel.")

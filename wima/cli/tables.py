@@ -13,34 +13,19 @@ from wima.core.errors import UsageError, check
 from wima.core.last import LAST
 from wima.core.text import cell, echo
 from wima.runs.folder import Run, read_run, state_of
-from wima.runs.overview import Row, ending, run_folders, summarize
+from wima.runs.overview import Ending, ending, rows_of, run_folders
 
 JUDGED = f"test accuracy %, mean over the last {LAST} rounds (of a short run, its last quarter)"
 
 
 def show(run: Run, path: Path) -> None:
     """Print a finished run's table, and draw its curves into its folder."""
-    from wima.report.summary import draw_curves  # here: a list of runs needs no numpy
+    from wima.report.summary import draw_curves, summarize  # here: a list of runs needs no numpy
 
     draw_curves(run, path / "curves.png")
-    Console().print(summary_table(summarize(run)))
+    Console().print(summarize(run))
     echo(f"Records: {path / 'records.jsonl'}")
     echo(f"Picture: {path / 'curves.png'}")
-
-
-def summary_table(rows: list[Row], metric: str = "accuracy") -> Table:
-    """Mean and round-to-round deviation, in percent for an accuracy, with the gain over plain."""
-    scale, unit = (100, " %") if metric == "accuracy" else (1, "")
-    digits = 2 if scale == 100 else 4
-    count, last = (rows[0].evaluations, rows[0].last) if rows else (0, 0)
-    table = Table(title=cell(f"Test {metric}{unit}, {count} evaluations in the last {last} rounds"))
-    for heading in ("model", "mean", "deviation", "gain"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
-    for row in rows:
-        gain = "" if row is rows[0] else f"{scale * (row.mean - rows[0].mean):+.{digits}f}"
-        mean, deviation = scale * row.mean, scale * row.deviation
-        table.add_row(cell(row.model), f"{mean:.{digits}f}", f"{deviation:.{digits}f}", gain)
-    return table
 
 
 def runs_table(folder: Path) -> Table:
@@ -53,7 +38,8 @@ def runs_table(folder: Path) -> Table:
     for path in run_folders(folder):
         try:
             run = read_run(path)
-            cells = (state_of(run), f"{ending(run).t}/{run.settings.rounds}", *_means(run))
+            end = ending(run)
+            cells = (state_of(run), f"{end.t}/{run.settings.rounds}", *_means(end))
         except (UsageError, KeyError, TypeError) as error:
             cells = ("unreadable", str(error).splitlines()[0][:60], "", "")
         name = path.name if path == folder else str(path.relative_to(folder))
@@ -61,10 +47,11 @@ def runs_table(folder: Path) -> Table:
     return table
 
 
-def _means(run: Run) -> tuple[str, str]:
+def _means(end: Ending) -> tuple[str, str]:
     """The mean of plain, and of the average with the highest one, with its name."""
     try:
-        means = {row.model: row.mean for row in summarize(run) if not isnan(row.mean)}
+        rows = rows_of(end.curves, end.last)
+        means = {row.model: row.mean for row in rows if not isnan(row.mean)}
     except KeyError:  # it was evaluated by other metrics
         means = {}
     plain = means.pop("plain", None)

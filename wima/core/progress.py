@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -9,10 +11,15 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 def progress_bar(
     label: str, *details: ProgressColumn, width: int | None = None, console: Console | None = None
 ) -> Progress:
-    """Label, bar, details, time left; removed at the end, and never shown without a terminal.
+    """Label, bar, details, time left; removed at the end, and shown only where `is_live`.
 
     width: of the bar; None fills the line.
     """
     console = console or Console()
     columns = (TextColumn(label), BarColumn(bar_width=width), *details, TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    return Progress(*columns, console=console, disable=not is_live(console), transient=True)
+
+
+def is_live(console: Console) -> bool:
+    """Whether a bar can move: in a terminal, or in a notebook with ipywidgets."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)

@@ -21,8 +21,9 @@ from wima.experiments.sweep import end_of
 from wima.experiments.tune import NAME, OVER, Objective, Result, results
 from wima.experiments.worker import run_or_resume
 from wima.runs.folder import read_run
-from wima.runs.launch import Follow, Interrupted, Pruned
+from wima.runs.launch import Follow
 from wima.runs.progress import Progress
+from wima.runs.signals import Interrupted, Pruned
 from wima.simulation.simulation import Record
 
 if TYPE_CHECKING:

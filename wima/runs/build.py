@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,16 @@ import torch
 
 from wima import algorithms, averaging, models
 from wima.algorithms import server_opt
-from wima.algorithms.base import Algorithm
+from wima.averaging import named
 from wima.core.checks import check_range
+from wima.core.errors import check
 from wima.data.batches import LocalSGD
 from wima.data.federated import Bundle
 from wima.data.load import load
 from wima.engine import privacy
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
+from wima.runs.names import IN_PYTHON, OWN, is_own, own_data
 from wima.runs.plan import check_plan, make_plan
 from wima.runs.settings import Settings
 from wima.simulation import schedules
@@ -30,17 +32,15 @@ from wima.task.task import Task, make_task
 
 def build_task(settings: Settings) -> Task:
     """Load the data, split them, and join them with the model."""
+    check(
+        settings.data.name != OWN,
+        "The data and model of this run are Python objects, which settings cannot make; "
+        f"{IN_PYTHON} resumes it, and `wima.read_run(path, task)` reads its models.",
+    )
     make = settings.model.call("model", models.BY_NAME)
     options = settings.data.parameters
     metric = options.pop("metric", "clean")
-    bundle = load(
-        settings.data.name,
-        clients=settings.clients,
-        alpha=settings.alpha,
-        seed=settings.data_seed,
-        split=settings.split,
-        **options,
-    )
+    bundle = _load(settings, options)
     shape, classes = _shape(bundle), bundle.classes
     loss, metrics = objective(bundle.kind, metric)
     return make_task(
@@ -53,6 +53,13 @@ def build_task(settings: Settings) -> Task:
         eval_batch_size=settings.eval_batch_size,
         device=settings.device,
     )
+
+
+def _load(settings: Settings, options: dict[str, Any]) -> Bundle:
+    """The data set of that name, or what a user's own function returns."""
+    name, given = settings.data.name, settings.model_dump(include={"clients", "alpha", "split"})
+    given["seed"] = settings.data_seed
+    return own_data(name, given, options) if is_own(name) else load(name, **given, **options)
 
 
 def _shape(bundle: Bundle) -> tuple[int, ...]:
@@ -79,24 +86,20 @@ def build(
     settings: Settings,
     folder: Path | None = None,
     report: Callable[[str], object] = lambda line: None,
-    algorithm: Algorithm | None = None,
+    task: Task | None = None,
     **instead: Any,
 ) -> Simulation:
     """A simulation that is ready to run; folder: for what is kept in files; report: gets the plan.
 
-    algorithm and other arguments of `simulate` take the place of what the settings name.
+    task and arguments of `simulate` take the place of what the settings name.
     """
-    algorithm = algorithm or settings.algorithm.make("algorithm", algorithms.BY_NAME)
-    server = settings.server.make("server optimizer", server_opt.BY_NAME)
-    averagers = [choice.make("averager", averaging.BY_NAME) for choice in settings.averagers]
-    task = build_task(settings)
-    plan = make_plan(settings, task, algorithm, averagers) if folder is not None else None
-    if plan is not None and folder is not None:
+    parts = _parts(settings, instead)
+    task, plan = task or build_task(settings), None
+    if folder is not None:
+        averagers = list(named(parts["averagers"]).values())
+        plan = make_plan(settings, task, parts["algorithm"], averagers)
         check_plan(plan, settings, folder)
     options = {
-        "server_opt": server,
-        "averagers": averagers,
-        "schedule": settings.schedule.make("schedule", schedules.BY_NAME),
         "faults": settings.part(Faults),
         "cohorts": settings.cohorts,
         "privacy": settings.privacy and settings.privacy.make("privacy", privacy.BY_NAME),
@@ -104,9 +107,20 @@ def build(
         **asdict(settings.part(RunOptions)),
         **asdict(settings.part(LocalSGD)),
     }
-    simulation = simulate(task, algorithm, **{**options, **instead})
+    simulation = simulate(task, **{**options, **parts, **instead})
     if plan is not None:
         report(plan.in_words(settings))
     if simulation.ledger is not None:
         report(simulation.ledger.in_words(settings.rounds))
     return simulation
+
+
+def _parts(settings: Settings, instead: Mapping[str, Any]) -> dict[str, Any]:
+    """What the settings name, but for what takes its place."""
+    made: dict[str, Callable[[], Any]] = {
+        "algorithm": lambda: settings.algorithm.make("algorithm", algorithms.BY_NAME),
+        "server_opt": lambda: settings.server.make("server optimizer", server_opt.BY_NAME),
+        "averagers": lambda: [c.make("averager", averaging.BY_NAME) for c in settings.averagers],
+        "schedule": lambda: settings.schedule.make("schedule", schedules.BY_NAME),
+    }
+    return {n: instead[n] if n in instead else make() for n, make in made.items()}

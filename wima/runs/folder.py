@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from wima.core.checks import is_count, is_number
 from wima.core.errors import RunError, UsageError, check
 from wima.runs.environment import environment
+from wima.runs.names import IN_PYTHON, OWN, label
 from wima.runs.records import (
     RECORDS,
     TIMES,
@@ -157,13 +158,7 @@ class Run:
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a model's metric, where it was evaluated."""
-        curves = self._curves.metrics.get(model)
-        if curves is None:
-            return [], []
-        rounds, values = curves[metric]
-        if any(len(values) < len(other) for _, other in curves.values()):
-            raise KeyError(metric)
-        return list(rounds), list(values)
+        return self._curves.curve(model, metric)
 
     @property
     def models(self) -> list[str]:
@@ -231,7 +226,7 @@ def seconds_of(path: Path) -> dict[int, float]:
 
 def run_name(settings: Settings, *, what: str = "", seed: bool = False) -> str:
     """The name of a run's folder: `what`, or data and algorithm; its seed if asked; its hash."""
-    what = what or f"{Path(settings.data.name).stem}-{settings.algorithm.name}"
+    what = what or f"{label(settings.data.name)}-{label(settings.algorithm.name)}"
     return f"{what}-s{settings.seed}-{settings.run_id}" if seed else f"{what}-{settings.run_id}"
 
 
@@ -273,7 +268,7 @@ def _advice(path: Path) -> str:
             return ""
         return (
             f"it holds a run of which {status['done']} of {status['rounds']} rounds are done: "
-            f"`wima resume {path}` goes on with it. Or "
+            f"{status.get('resume', f'`wima resume {path}`')} goes on with it. Or "
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
@@ -293,7 +288,8 @@ def _reason(error: Exception) -> str:
 
 def _status(settings: Settings, state: str, done: int, reason: str = "") -> dict[str, Any]:
     status = {"state": state, "done": done, "rounds": settings.rounds, "reason": reason}
-    return {**status, "settings": settings.run_id}
+    where = {"resume": IN_PYTHON} if settings.data.name == OWN else {}
+    return {**status, "settings": settings.run_id, **where}
 
 
 def _write_json(path: Path, content: Any) -> None:

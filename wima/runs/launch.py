@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from wima.core.errors import Diverged, RunError, UsageError, check
@@ -20,7 +15,6 @@ from wima.engine import NAMES
 from wima.engine.malloc import keep_freed_memory
 from wima.runs import checkpoint
 from wima.runs.build import build
-from wima.runs.environment import environment
 from wima.runs.folder import (
     COPY,
     FOLDER,
@@ -32,17 +26,19 @@ from wima.runs.folder import (
     read_run,
     run_name,
 )
+from wima.runs.identity import check_same, identity_of, own_code, remarks_on
+from wima.runs.names import IN_PYTHON, OWN
 from wima.runs.progress import Progress
-from wima.runs.ranks import arithmetic, check_rank_0, engine_of, settings_to_resume
+from wima.runs.ranks import check_rank_0, settings_to_resume
 from wima.runs.records import RECORDS, sums
 from wima.runs.settings import Settings
+from wima.runs.signals import Interrupted, Pruned, StopRequest, forget_viewers
 from wima.runs.snapshots import Snapshots
 from wima.runs.trackers.dispatch import Trackers
 from wima.simulation.simulation import Record, Simulation
 from wima.storage import manifests
 from wima.storage.files import replace_text
 from wima.storage.lock import Lock
-from wima.storage.manifests import Saved
 from wima.storage.segments import Segments
 
 
@@ -60,26 +56,6 @@ Follow: TypeAlias = Callable[[int, int], Following]  # rounds in all, rounds don
 Command: TypeAlias = Callable[[Settings, Path], list[str]]  # of a run's settings and folder
 
 
-class Interrupted(Exception):  # noqa: N818  (it is no error)
-    """The user stopped the run; the message says how far it came."""
-
-    state, reason = "interrupted", ""  # as the folder has them
-
-    def __init__(self, message: str, code: int = 130) -> None:
-        super().__init__(message)
-        self.code = code  # of the process
-
-
-class Pruned(Interrupted):
-    """A `Following` stopped the run, since others are better; it can be resumed."""
-
-    state = "pruned"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 def default_path(settings: Settings) -> Path:
     """The folder of a run unless another is given."""
     return Path("runs") / run_name(settings)
@@ -90,11 +66,13 @@ def launch(
     path: Path,
     progress: Follow = Progress,
     command: Command | None = None,
+    report: Callable[[str], object] = print,
     **instead: Any,
 ) -> Run:
     """Run the settings and record the run at `path`; nothing is written before all is checked.
 
     command: what repeats the run, if that is not what was typed.
+    report: gets the plan of memory and disk.
     instead: what takes the place of things that the settings name, see `build`.
     """
     check_free(path)
@@ -105,10 +83,13 @@ def launch(
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
-            repeats = {"command": command(settings, path)} if command else {}
-            folder = RunFolder.create(path, settings, {**simulation.facts(), **repeats})
-            print(*plan, sep="\n")  # now that nothing is wrong
-            identity = _identity(settings, simulation)
+            facts: dict[str, Any] = {**simulation.facts(), **own_code(settings)}
+            if command:
+                facts["command"] = command(settings, path)
+            folder = RunFolder.create(path, settings, facts)
+            for line in plan:  # now that nothing is wrong
+                report(line)
+            identity = identity_of(settings, simulation)
             snapshots = _snapshots(path, settings, simulation)
             Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
     except KeyboardInterrupt:
@@ -143,7 +124,7 @@ def resume(
         with build(settings, path / FOLDER, **instead) as simulation:
             check_rank_0(simulation)
             snapshots = _snapshots(path, settings, simulation)
-            identity = _identity(settings, simulation)
+            identity = identity_of(settings, simulation)
             start = _start(run, simulation, snapshots, identity)
             if changes:
                 replace_text(path / "settings.toml", wanted.to_toml())
@@ -175,8 +156,8 @@ def _start(run: Run, simulation: Simulation, snapshots: Snapshots, now: dict[str
     """Put the simulation where the newest checkpoint is that is intact, and so are its records."""
     store = simulation.store or Segments(run.path / FOLDER)
     found, wrong = manifests.find(store)
-    _check_same(run, found, now)
-    remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong] + _other_processor(run)
+    check_same(run, found, now)
+    remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong] + remarks_on(run)
     files = [run.path / RECORDS, run.path / COPY]
     there = {file: sums(file, [saved.t for saved in found]) for file in files}
     for saved in found:
@@ -186,49 +167,6 @@ def _start(run: Run, simulation: Simulation, snapshots: Snapshots, now: dict[str
                 return Start(store, file, remarks)
             remarks.append(f"{file} is damaged before round {saved.t}.")
     return Start(store, files[0], remarks)
-
-
-VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum", "noise")
-
-
-def _identity(settings: Settings, simulation: Simulation) -> dict[str, Any]:
-    """What must be the same for a run to resume to the same bytes."""
-    around = {**environment(), **simulation.facts()}
-    around["engine"] = engine_of(simulation.engine, settings)
-    return {**settings.in_results(), **{n: around[n] for n in (*VERSIONS, *FACTS) if n in around}}
-
-
-def _check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
-    """Refuse what would give another result.  Before the first checkpoint, the folder tells."""
-    at_first = {name: run.environment.get(name) for name in (*VERSIONS, *FACTS)}
-    if at_first["engine"] is not None:
-        at_first["engine"] = engine_of(at_first["engine"], run.settings)
-    then = found[0].identity if found else {n: v for n, v in at_first.items() if v is not None}
-    differ = [
-        f"{name}: {value!r} then, {now.get(name)!r} now"
-        for name, value in sorted(then.items())
-        if value != json.loads(json.dumps(now.get(name)))
-        and not (name == "engine" and arithmetic(value) == arithmetic(now[name]))
-    ]
-    if not found and run.settings.run_id != run.status.get("settings", run.settings.run_id):
-        differ.append("settings.toml was changed")
-    if differ:
-        raise UsageError(
-            f"The run in {run.path} was started with another configuration, data or version, so "
-            "it cannot go on to the same result:\n  " + "\n  ".join(differ) + "\nRestore what was "
-            f"changed, or start another run: `wima run {run.path / 'settings.toml'} --out ...`."
-        )
-
-
-def _other_processor(run: Run) -> list[str]:
-    """A remark if torch computes with other instructions than when the run began."""
-    here = environment()["instructions"]
-    then = run.environment.get("instructions", here)
-    remark = (
-        f"The run began on a processor where torch uses {then}; here it uses {here}. From here on, "
-        "records and models agree with those of the other processor up to rounding, not to the bit."
-    )
-    return [remark] if then != here else []
 
 
 class Runner:
@@ -249,12 +187,12 @@ class Runner:
         self._identity = identity
         self._store = simulation.store or Segments(folder.path / FOLDER)
         self._saved, self._when = simulation.t, time.monotonic()
-        self._stop: int | None = None  # the signal that asks to end
+        self._stop = StopRequest()
 
     def run(self) -> None:
         """Run, and when the folder is closed, notify the trackers."""
         keep_freed_memory()
-        with self._signals():
+        with self._stop.awaited():
             try:
                 self._run()
             finally:
@@ -281,9 +219,9 @@ class Runner:
                 folder.append(record)  # last: a round that is recorded has its snapshot
                 self.trackers.record(record)
                 self._show(progress, record)
-                if self._stop is not None:
+                if self._stop.signal is not None:
                     self._save()
-                    raise Interrupted(self._interrupted(), 128 + self._stop)
+                    raise Interrupted(self._interrupted(), 128 + self._stop.signal)
                 if self._due():
                     self._save()
         folder.save_models(simulation.vectors(), simulation.setup.task.layout)
@@ -299,7 +237,7 @@ class Runner:
             self._save()
             raise
         except (OSError, SystemExit):  # rich makes the latter of a broken pipe
-            _forget_viewers()
+            forget_viewers()
 
     def _due(self) -> bool:
         rounds, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
@@ -333,53 +271,8 @@ class Runner:
 
     def _interrupted(self) -> str:
         path, done, rounds = self.folder.path, self.folder.done, self.simulation.rounds
+        command = IN_PYTHON if self.settings.data.name == OWN else f"`wima resume {path}`"
         return (
             f"Interrupted after {done} of {rounds} rounds; the records up to there are in {path}. "
-            f"`wima resume {path}` goes on."
+            f"{command} goes on."
         )
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C, SIGTERM or SIGHUP lets the round finish; the second ends it at once.
-
-        After that, nothing disturbs what is being closed.  Signals that are ignored, as `nohup`
-        wants it, stay ignored.
-        """
-        at_once = False
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            nonlocal at_once
-            if number == HANGUP:
-                _forget_viewers()
-            if self._stop is None:
-                self._stop = number
-            elif not at_once:
-                at_once = True
-                raise KeyboardInterrupt
-
-        watched = [s for s in (signal.SIGINT, signal.SIGTERM, HANGUP) if s is not None]
-        watched = [s for s in watched if signal.getsignal(s) is not signal.SIG_IGN]
-        try:
-            before = {s: signal.signal(s, ask) for s in watched}
-        except ValueError:  # not in the main thread, which alone can handle signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
-
-
-def _forget_viewers() -> None:
-    """What is printed to a terminal or pipe that was closed goes nowhere, instead of failing."""
-    closed = select.poll()
-    for number in (1, 2):
-        closed.register(number, 0)  # tells errors only
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number, _ in closed.poll(0):
-        os.dup2(nowhere, number)
-    os.close(nowhere)

@@ -55,10 +55,9 @@ class Row(NamedTuple):
     last: int  # rounds
 
 
-def summarize(run: Run, metric: str = "accuracy") -> list[Row]:
-    """Mean and standard deviation of each model's metric over the run's last rounds."""
+def rows_of(curves: Curves, last: int, metric: str = "accuracy") -> list[Row]:
+    """Mean and standard deviation of each model's metric; curves: of the last rounds."""
     rows = []
-    _, last, curves = ending(run)
     for model, metrics in curves.metrics.items():
         values = metrics[metric][1]
         mean = fmean(values)

@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live bar in terminals and notebooks, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import TextColumn
 
-from wima.core.progress import progress_bar
+from wima.core.progress import is_live, progress_bar
 from wima.core.text import cell, printable
 from wima.simulation.simulation import Record
 
@@ -43,10 +43,23 @@ class Progress:
         pace = f"{rounds_run / max(seconds, 1e-9):.1f} rounds/s"
         self._bar.update(self._task, completed=record.t, description=self._latest, pace=pace)
         last = record.t == self.rounds
-        if not self.console.is_terminal and (record.t % self._lines == 0 or last):
+        if not is_live(self.console) and (record.t % self._lines == 0 or last):
             left = seconds / rounds_run * (self.rounds - record.t)
             line = f"round {record.t}/{self.rounds}  {self._latest}  {pace}  {left:.0f} s left"
             self.console.print(cell(line), soft_wrap=True)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __init__(self, rounds: int, done: int = 0) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def update(self, record: Record) -> None: ...
 
 
 def _describe(record: Record) -> str:

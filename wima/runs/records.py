@@ -40,6 +40,26 @@ def as_line(record: Record) -> dict[str, Any]:
     return {**line, **{name: value for name, value in more.items() if value}}
 
 
+def from_line(line: dict[str, Any], seconds: float = nan) -> Record:
+    """The record that a line was made of; how long the round took is in another file."""
+    metrics = {
+        model: {name: nan if value is None else value for name, value in values.items()}
+        for model, values in line["metrics"].items()
+    }
+    privacy = {n: nan if v is None else v for n, v in line.get("privacy", {}).items()}
+    return Record(
+        t=line["t"],
+        cohort=line["cohort"],
+        lr=line["lr"],
+        metrics=metrics,
+        seconds=seconds,
+        dropped=tuple(line.get("dropped", ())),
+        excluded=tuple(line.get("excluded", ())),
+        windows=line.get("windows", {}),
+        privacy=privacy,
+    )
+
+
 def checked(line: Any) -> dict[str, Any]:
     """A line of records.jsonl, if it is one."""
     good = is_count(line["t"])
@@ -65,6 +85,16 @@ class Curves(NamedTuple):
         for record in records:
             found._add(record)
         return found
+
+    def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
+        """Rounds and values of a model's metric, where it was evaluated."""
+        curves = self.metrics.get(model)
+        if curves is None:
+            return [], []
+        rounds, values = curves[metric]
+        if any(len(values) < len(other) for _, other in curves.values()):
+            raise KeyError(metric)
+        return list(rounds), list(values)
 
     def _add(self, record: dict[str, Any]) -> None:
         for model, metrics in record["metrics"].items():

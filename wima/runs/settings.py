@@ -2,6 +2,7 @@
 
 A choice by name with hyper-parameters (algorithm, server, averagers) is written
 `"wima:window=50:part=classifier"` or `{name = "wima", window = 50, part = "classifier"}`.
+A name may be that of a user's own class or function, see `runs/names.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
-from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 import tomli_w
@@ -31,6 +31,7 @@ from wima.engine import NAMES as ENGINES
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
 from wima.runs.mistakes import explain
+from wima.runs.names import check_call, find, parameters, split
 from wima.runs.tables import (
     parse_override as parse_override,
     presets as presets,
@@ -55,7 +56,7 @@ class Choice(BaseModel):
     def _from_text(cls, given: Any) -> Any:
         if not isinstance(given, str):
             return given
-        name, *pairs = given.split(":")
+        name, pairs = split(given)
         return {"name": name, **dict(parse_override(pair) for pair in pairs)}
 
     def __str__(self) -> str:
@@ -67,15 +68,15 @@ class Choice(BaseModel):
         return dict(self.model_extra or {})
 
     def make(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Made:
-        """An instance of the registered class of that name."""
-        return self.call(kind, registry)()
+        """An instance of the class of that name."""
+        made = self.call(kind, registry)
+        check_call(f"{kind} {self.name!r}", made)
+        return made()
 
     def call(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Callable[..., Made]:
-        """The registered function of that name, with the hyper-parameters filled in."""
-        if self.name not in registry:
-            raise unknown(kind, self.name, registry)
-        made = registry[self.name]
-        known = [p.name for p in signature(made).parameters.values() if p.default is not p.empty]
+        """The function of that name, registered or own, with the hyper-parameters filled in."""
+        made = find(kind, self.name, registry)
+        known = parameters(kind, made)
         for name in self.parameters:
             if name not in known:
                 raise unknown(f"hyper-parameter of {self.name}", name, known or ["(it has none)"])
@@ -267,7 +268,7 @@ def _check_values(settings: Settings, keys: Set[str], mistakes: Mistakes) -> Non
         from wima.runs.registries import check_choice  # here: it brings torch
 
         given = getattr(settings, name)
-        for choice in given if isinstance(given, list) else [given]:
+        for choice in given if isinstance(given, list) else [given] if given else []:
             with mistakes.noted():
                 check_choice(name, choice)
 

@@ -189,10 +189,11 @@ class Trial:
         return self._known[key]
 
     def _evaluate(self, chosen: Sequence[Snapshot]) -> dict[str, float]:
-        return self._task.evaluate(_vector(mean(chosen), self._task.layout))
+        return self._task.evaluate(vector_of(mean(chosen), self._task.layout))
 
 
-def _vector(tensors: dict[str, Tensor], layout: Layout | None) -> Vector:
+def vector_of(tensors: dict[str, Tensor], layout: Layout | None) -> Vector:
+    """Tensors by name as one vector; "w" is the vector itself."""
     names = layout.slices if layout else tensors
-    check(names.keys() == tensors.keys(), "The snapshots are of another model than the settings.")
+    check(names.keys() == tensors.keys(), "The tensors are of another model than the settings.")
     return torch.cat([tensors[name].reshape(-1) for name in names])

@@ -7,17 +7,17 @@ for record in simulate(task, FedAvg(), averagers=[WIMA(50)], rounds=200, ...):
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
-from inspect import Signature, signature
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from wima.algorithms.base import Algorithm
 from wima.algorithms.fedavg import FedAvg
-from wima.algorithms.server_opt import SGD, Momentum, ServerOpt
+from wima.algorithms.server_opt import SGD, ServerOpt
 from wima.averaging import Averager, Watch, named
 from wima.core.errors import Diverged, RunError, check, unknown
 from wima.core.vector import Vector, one_thread
@@ -27,6 +27,7 @@ from wima.engine.faults import Faults
 from wima.engine.make import MakeEngine, make_engine
 from wima.engine.options import RunOptions
 from wima.engine.privacy import Gaussian
+from wima.simulation.arguments import check_parts, check_server_rule, shown
 from wima.simulation.cohorts import Cohorts, check_cohort_size, make_cohorts
 from wima.simulation.private import Ledger, ledger
 from wima.simulation.schedules import Constant, Schedule
@@ -49,13 +50,6 @@ class Record(NamedTuple):
     excluded: tuple[int, ...] = ()  # clients that sent what is not finite, see `Faults`
     windows: Mapping[str, int] = MappingProxyType({})  # models in averages whose window varies
     privacy: Mapping[str, float] = MappingProxyType({})  # epsilon so far, and the next clip
-
-
-class Result(NamedTuple):
-    """A finished run: all records, and the final models by name."""
-
-    records: list[Record]
-    vectors: dict[str, Vector]
 
 
 class Simulation:
@@ -232,7 +226,7 @@ def simulate(
     algorithm: Algorithm | None = None,
     *,
     server_opt: ServerOpt | None = None,
-    averagers: Sequence[Averager] | Mapping[str, Averager] = (),
+    averagers: Averager | Sequence[Averager] | Mapping[str, Averager] = (),
     schedule: Schedule | None = None,
     cohorts: Cohorts | str | None = None,
     faults: Faults | None = None,
@@ -253,7 +247,8 @@ def simulate(
     With engine "distributed", all ranks call this; the iterators of ranks 1, 2, ... solve what rank
     0 sends them and give no records.
     """
-    run, sgd = _sorted_out(options)
+    run, sgd = sorted_out(options)
+    check_parts(task, algorithm, server_opt, averagers, schedule, privacy)
     check_cohort_size(run.clients_per_round, task.data.num_clients)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
     check_server_rule(algorithm, server_opt, run.stack_server)
@@ -281,38 +276,15 @@ def simulate(
     )
 
 
-def _sorted_out(options: dict[str, Any]) -> tuple[RunOptions, LocalSGD]:
+def sorted_out(options: dict[str, Any]) -> tuple[RunOptions, LocalSGD]:
     """The options of the run, and those of local SGD."""
     known = {kind: [field.name for field in fields(kind)] for kind in (RunOptions, LocalSGD)}
     for name in options:
         if not any(name in names for names in known.values()):
-            raise unknown("option", name, [n for names in known.values() for n in names])
+            own = list(signature(simulate).parameters)
+            raise unknown("option", name, own)
     given = {kind: {n: options[n] for n in names if n in options} for kind, names in known.items()}
     return RunOptions(**given[RunOptions]), LocalSGD(**given[LocalSGD])
 
 
-def _shown(function: Callable[..., Any], *kinds: Any) -> Signature:
-    """The function's signature with these options in place of its last parameter, for `help`."""
-    *own, _ = signature(function).parameters.values()
-    more = [p for kind in kinds for p in signature(kind).parameters.values()]
-    return Signature([*own, *more])
-
-
-simulate.__signature__ = _shown(simulate, RunOptions, LocalSGD)  # type: ignore[attr-defined]
-
-
-def run(task: Task, algorithm: Algorithm | None = None, **settings: Any) -> Result:
-    """`simulate` to the end: all records and the final models."""
-    with simulate(task, algorithm, **settings) as simulation:
-        records = list(simulation)
-        return Result(records, simulation.vectors())
-
-
-def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
-    """FedDyn, AdaBest and FedACG step by themselves: another optimizer on top is a mistake."""
-    name = type(algorithm).__name__
-    check(
-        stack or not algorithm.own_server_rule or server_opt in (SGD(), Momentum(momentum=0)),
-        f"{name} has a server rule of its own, so server must be SGD with lr 1 and no momentum, "
-        f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient all the same.",
-    )
+simulate.__signature__ = shown(simulate, RunOptions, LocalSGD)  # type: ignore[attr-defined]

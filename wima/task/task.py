@@ -72,6 +72,10 @@ def make_task(
     `transform` turns stored examples into what the model takes.  `device`: where the model and all
     vectors live; examples stay in memory and follow batch by batch.
     """
+    check(
+        callable(model),
+        f"model must be a torch.nn.Module, or a function that makes one, got {model!r:.80}.",
+    )
     factory = _Copies(model) if isinstance(model, nn.Module) else model
     workspace = Workspace(factory, loss, transform, device)
     x, y = (part if isinstance(part, Tensor) else as_tensor(part) for part in test)

@@ -43,6 +43,16 @@ class Workspace:
         # A worker builds its own module: only how to make it travels, not the numbers.
         return Workspace, (self._factory, self.loss, self.transform, str(self.device))
 
+    def module_at(self, w: Vector) -> nn.Module:
+        """A module with these weights and memory of its own, in evaluation mode."""
+        with seeded(torch.device("cpu"), "init"):  # leaves torch's generator as it was
+            module = self._factory().to(self.device)
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, value in self.flat.layout.unflatten(w).items():
+                tensors[name].copy_(value)
+        return module.eval()
+
     def gradient(self, batch: Batch) -> Vector:
         """The gradient of the mean loss at `self.w`, in `self.g`; statistics in `self.w` move."""
         # Copying what autograd made costs less than zeroing `g` and letting autograd add to it.

@@ -32,7 +32,7 @@ from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Vector
 from wima.engine.base import Engine, RoundState, Setup, evaluate_here
 from wima.engine.server import Updates, observed, step
-from wima.flower.app.options import Options
+from wima.flower.app.options import Options, check_known
 from wima.flower.app.records import pack, to_arrays
 from wima.flower.app.result import as_result
 from wima.flower.app.roster import Roster
@@ -41,7 +41,7 @@ from wima.flower.app.updates import Rejected, Update, read_update, too_long
 from wima.runs import launch
 from wima.runs.folder import read_run
 from wima.runs.settings import Settings
-from wima.simulation.simulation import check_server_rule
+from wima.simulation.arguments import check_server_rule
 from wima.task.evaluation import Metrics
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Federation(Strategy, Engine):
     def __init__(
         self, settings: Settings, out: Path | None = None, options: Options | None = None
     ) -> None:
+        check_known(settings)
         complete = settings.algorithm.make("algorithm", algorithms.BY_NAME)
         optimizer = settings.server.make("server optimizer", server_opt.BY_NAME)
         check_server_rule(complete, optimizer, settings.stack_server)

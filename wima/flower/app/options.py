@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from wima.core.checks import check_count, check_range, check_rate, check_switch
 from wima.core.errors import check, unknown
+from wima.runs.identity import own_names
 from wima.runs.settings import Settings, load_settings
 
 
@@ -73,3 +74,13 @@ def read_order(config: Mapping[str, Any]) -> Order:
     out = config.get("out")
     given = {names[key]: value for key, value in config.items() if key in names}
     return Order(settings, Path(str(out)) if out else None, Options(**given))
+
+
+def check_known(settings: Settings) -> None:
+    """Nodes import no code that a server names, and a server names none."""
+    own = own_names(settings)
+    check(
+        not own,
+        f"{', '.join(own)} is code of your own, which nodes of Flower do not import; use "
+        "`wima run`, or add it to the package.",
+    )

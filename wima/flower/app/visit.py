@@ -18,6 +18,7 @@ from wima.data.batches import LocalSGD
 from wima.data.federated import Array, FederatedData
 from wima.engine.local import Problem, Solver, visit_of
 from wima.flower.app.memory import NodeMemory
+from wima.flower.app.options import check_known
 from wima.flower.app.records import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
 from wima.runs.settings import Choice, Settings, make_settings
@@ -108,6 +109,7 @@ def _read(content: RecordDict, context: Context, client: int) -> Call:
 def _task(text: str, data: str) -> tuple[Settings, Task]:
     """The task of the settings; read once, however many clients a process runs."""
     settings = make_settings(tomllib.loads(text))
+    check_known(settings)
     if data:
         own = {"data": Choice(name=data), "clients": None, "alpha": None, "split": None}
         return settings, build_task(settings.model_copy(update=own))

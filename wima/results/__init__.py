@@ -1,0 +1,1 @@
+"""What Python gets of a run: data frames, plots, numbers and modules."""

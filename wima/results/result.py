@@ -1,0 +1,160 @@
+"""The result of a run, in memory or read from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from wima.core.errors import UsageError, check, unknown
+from wima.core.last import last_rounds
+from wima.core.vector import Vector
+from wima.report.measure import Measure
+from wima.report.summary import Summary, axes_for, draw, summary_of
+from wima.runs.records import Counts, Curves, as_line
+from wima.simulation.simulation import Record
+from wima.task.task import Task
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
+SHOWN = 6  # models in a repr
+
+
+class Models(NamedTuple):
+    """The final models of a run, and what they are models of."""
+
+    vectors: dict[str, Vector]
+    task: Task
+
+
+class Result:
+    """Records and final models of a run; `load` is asked for the models when they are needed."""
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        load: Callable[[], Models],
+        title: str,
+        path: Path | None = None,
+    ) -> None:
+        self.records, self._load = list(records), load
+        self.title, self.path = title, path  # path: of the run folder, if there is one
+
+    @cached_property
+    def _models(self) -> Models:
+        return self._load()
+
+    @cached_property
+    def _curves(self) -> Curves:
+        return Curves.of(map(as_line, self.records))
+
+    @property
+    def vectors(self) -> dict[str, Vector]:
+        """The final models by name, as vectors."""
+        return self._models.vectors
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models that were evaluated, "plain" first."""
+        return list(self._curves.metrics)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics."""
+        return list(self._curves.metrics["plain"]) if self._curves.metrics else []
+
+    @property
+    def windows(self) -> dict[str, Counts]:
+        """Model -> rounds, and how many models its average was of; those whose window varies."""
+        return self._curves.windows
+
+    def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
+        """Rounds and values of a model's metric, where it was evaluated."""
+        return self._curves.curve(model, metric)
+
+    def model(self, name: str = "plain") -> nn.Module:
+        """The final model of that name as a module of its own, in evaluation mode."""
+        vectors, task = self._models
+        if name not in vectors:
+            raise unknown("model", name, vectors)
+        check(
+            task.workspace is not None,
+            f"The task was made of functions and has no module; vectors[{name!r}] has the numbers.",
+        )
+        assert task.workspace is not None
+        return task.workspace.module_at(vectors[name])
+
+    def summary(self, metric: str | None = None) -> Summary:
+        """Mean and deviation of each model over the last rounds, as in every table of wima."""
+        last = last_rounds(self._end)
+        late = (as_line(record) for record in self.records if record.t > self._end - last)
+        return summary_of(Curves.of(late), last, self._metric(metric))
+
+    def plot(self, metric: str | None = None, ax: Any = None) -> Any:
+        """Draw the metric over the rounds, plain solid, averages dashed; returns the axes.
+
+        ax: axes to draw into; the windows of averages that choose theirs are then left out.
+        """
+        import matplotlib.pyplot as plt
+
+        metric, strip = self._metric(metric), None
+        if ax is None:
+            figure = plt.figure(figsize=(8, 4.5), layout="constrained")
+            ax, strip = axes_for(self, figure)
+        draw(self, ax, strip, self.title, metric)
+        return ax
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each round and model that was evaluated, with the metrics in columns.
+
+        window: how many models an average was of, if any chose that itself.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            reason = "to_pandas needs pandas: pip install 'wima[pandas]'."
+            raise UsageError(reason) from None
+        rows = [
+            {"t": r.t, "model": model, **metrics, "lr": r.lr, "seconds": r.seconds}
+            | ({"window": r.windows.get(model)} if self.windows else {})
+            for r in self.records
+            for model, metrics in r.metrics.items()
+        ]
+        frame = pd.DataFrame(rows, columns=None if rows else ["t", "model"])
+        return frame.astype({"window": "Int64"}) if "window" in frame else frame
+
+    @property
+    def _end(self) -> int:
+        return self.records[-1].t if self.records else 0
+
+    @property
+    def usual_metric(self) -> str:
+        """Accuracy, or else the first metric."""
+        check(bool(self.metrics), "No model was evaluated; see eval_every.")
+        return "accuracy" if "accuracy" in self.metrics else self.metrics[0]
+
+    def _metric(self, name: str | None) -> str:
+        if name is not None and name not in self.metrics:
+            raise unknown("metric", name, self.metrics)
+        return name or self.usual_metric
+
+    def _headline(self) -> str:
+        return f"{self.title}, {self._end} rounds" + (f", in {self.path}" if self.path else "")
+
+    def __repr__(self) -> str:
+        if not self.metrics:
+            return f"Result({self._headline()}; no model was evaluated)"
+        rows = self.summary()
+        measure = Measure(rows.metric)
+        shown = [f"{row.model} {measure.number(row.mean)}" for row in rows[:SHOWN]]
+        shown += ["..."] if len(rows) > SHOWN else []
+        return f"Result({self._headline()};\n  {rows.title}: {', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        table = self.summary()._repr_html_() if self.metrics else ""
+        return f"<p>{escape(self._headline())}</p>{table}"

@@ -1,0 +1,80 @@
+"""Signals that ask a run to end, and terminals that go away."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+
+
+class Interrupted(Exception):  # noqa: N818  (it is no error)
+    """The user stopped the run; the message says how far it came."""
+
+    state, reason = "interrupted", ""  # as the folder has them
+
+    def __init__(self, message: str, code: int = 130) -> None:
+        super().__init__(message)
+        self.code = code  # of the process
+
+
+class Pruned(Interrupted):
+    """A `Following` stopped the run, since others are better; it can be resumed."""
+
+    state = "pruned"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class StopRequest:
+    """The first Ctrl-C, SIGTERM or SIGHUP lets the round finish; the second ends it at once.
+
+    After that, nothing disturbs what is being closed.  Signals that are ignored, as `nohup`
+    wants it, stay ignored.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None  # that asks to end
+        self._at_once = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == HANGUP:
+            forget_viewers()
+        if self.signal is None:
+            self.signal = number
+        elif not self._at_once:
+            self._at_once = True
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Handle signals until the block is left."""
+        watched = [s for s in (signal.SIGINT, signal.SIGTERM, HANGUP) if s is not None]
+        watched = [s for s in watched if signal.getsignal(s) is not signal.SIG_IGN]
+        try:
+            before = {s: signal.signal(s, self._handle) for s in watched}
+        except ValueError:  # not in the main thread, which alone can handle signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def forget_viewers() -> None:
+    """What is printed to a terminal or pipe that was closed goes nowhere, instead of failing."""
+    closed = select.poll()
+    for number in (1, 2):
+        closed.register(number, 0)  # tells errors only
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number, _ in closed.poll(0):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
