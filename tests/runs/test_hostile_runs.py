@@ -113,4 +113,4 @@ def test_a_manifest_of_any_depth_is_skipped(tmp_path):
 def test_texts_in_place_of_choices_are_refused(cli, tmp_path):
     (tmp_path / "a.toml").write_text('algorithm = "fedprox:mu"\n')
     code, out, err = cli("run", "a.toml", "algorithm.mu=1")
-    assert code == 2 and "Expected name:key=value" in err and "Traceback" not in out + err
+    assert code == 2 and "Expected key=value, got 'mu'" in err and "Traceback" not in out + err
