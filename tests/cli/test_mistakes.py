@@ -86,7 +86,7 @@ MISTAKES = {
     "average note.txt --out m.pt --order size": ["--order must be one of", "got 'size'"],
     "advise nowhere": ["Expected --eval"],
     "advise runs/done": ["runs/done has no snapshots", "snapshots=25"],
-    "advise note.txt --eval 'python e.py'": ["--eval must be a Python file", "python evaluate.py {}"],
+    "advise note.txt --eval 'python e.py'": ["--eval must be a Python file", "got"],
     "advise note.txt --eval 'true {}' --windows x": ["--windows must be numbers", "got 'x'"],
     "window runs/done --window 2": ["Missing option '--out'"],
     "window runs/done --window 2 --out m.pt": ["--out must end with .safetensors", "got m.pt"],
