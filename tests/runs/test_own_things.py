@@ -11,7 +11,7 @@ from tests.helpers.interrupted import killed_after, outcome
 from wima.runs.build import build_task
 from wima.runs.folder import read_run
 from wima.runs.names import is_own, split
-from wima.runs.settings import load_settings
+from wima.runs.settings import load_settings, make_settings
 
 FILE = """
 from dataclasses import dataclass
@@ -210,7 +210,7 @@ def test_nodes_of_flower_import_nothing_that_a_server_names(own):
     from wima.core.errors import UsageError
     from wima.flower.app.visit import _task
 
-    text = load_settings("digits", ["algorithm=things.py:MyProx"]).to_toml()
+    text = make_settings({"algorithm": "things.py:MyProx"}).to_toml()
     with pytest.raises(UsageError, match=r"nodes of Flower do not import"):
         _task(text, "")
     assert "things" not in sys.modules

@@ -42,6 +42,8 @@ def as_line(record: Record) -> dict[str, Any]:
 
 def from_line(line: dict[str, Any], seconds: float = nan) -> Record:
     """The record that a line was made of; how long the round took is in another file."""
+    from wima.simulation.simulation import Record  # here: it brings torch
+
     metrics = {
         model: {name: nan if value is None else value for name, value in values.items()}
         for model, values in line["metrics"].items()

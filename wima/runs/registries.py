@@ -16,7 +16,6 @@ KINDS: dict[str, tuple[str, Any]] = {  # setting -> what it is, and the module w
     "server": ("server optimizer", server_opt),
     "schedule": ("schedule", schedules),
     "averagers": ("averager", averaging),
-    "model": ("model", models),
     "privacy": ("privacy", privacy),
 }
 
@@ -24,12 +23,9 @@ KINDS: dict[str, tuple[str, Any]] = {  # setting -> what it is, and the module w
 def check_choice(setting: str, choice: Any) -> None:
     """Raise `UsageError` unless there is what a choice names, with such hyper-parameters."""
     if setting == "data":
-        if is_own(choice.name):
-            load("data", choice.name)
-        else:
-            check_name(choice.name)
-        return
-    kind, module = KINDS[setting]
-    made = choice.call(kind, module.BY_NAME)
-    if setting != "model":  # a model is made for examples of some shape
-        made()
+        load("data", choice.name) if is_own(choice.name) else check_name(choice.name)
+    elif setting == "model":  # it is made for examples of some shape
+        choice.call("model", models.BY_NAME)
+    elif choice is not None:
+        kind, module = KINDS[setting]
+        choice.make(kind, module.BY_NAME)
