@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -27,17 +28,28 @@ from wima.runs.settings import CHANGEABLE, change_settings, load_settings
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = ["rounds=2", "clients_per_round=2", "engine=serial"]
+OWN = """from dataclasses import dataclass
+import wima
+
+@dataclass(frozen=True, kw_only=True)
+class FedPull(wima.FedAvg):
+    gain: float = 1.0
+
+MyAlgorithm = FedPull
+"""
+OWN_MODULES = ("my_file", "fedpull", "my_package", "my_package.fedpull")
 ELSEWHERE = ("trackers=", "--slurm", "flower")  # packages and programs that may be missing
 
 
 def commands() -> list[str]:
-    """The commands in blocks of pages, without their comments."""
+    """The commands in blocks of pages, without their comments and those that change a shell."""
     found: dict[str, None] = {}
     for page in PAGES:
         for block in FENCE.findall(page.read_text(encoding="utf-8")):
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True) if line.startswith("wima ") else []
-                found |= {shlex.join(words[1:]): None} if words else {}
+                typed = bool(words) and words[1] != "--install-completion"
+                found |= {shlex.join(words[1:]): None} if typed else {}
     return list(found)
 
 
@@ -65,18 +77,26 @@ def made_up(tmp_path_factory) -> Path:
     for step in (1, 2, 3):
         save_file({"w": torch.full((3,), float(step))}, folder / "run" / f"step_{step}.safetensors")
         torch.save({"w": torch.full((3,), float(step))}, folder / "run" / f"step_{step}.pt")
-    (folder / "evaluate.py").write_text("print(0.5)\n")
+    (folder / "evaluate.py").write_text("def evaluate(path):\n    return 0.5\n\nprint(0.5)\n")
+    (folder / "my_package").mkdir()
+    for file in ("my_file.py", "fedpull.py", "my_package/fedpull.py"):
+        (folder / file).write_text(OWN)
+    (folder / "runs" / "tune").mkdir(parents=True)
+    (folder / "runs" / "tune" / "best.toml").write_text('data = "digits"\nlr = 0.05\n')
     quick = ["rounds=150", "clients_per_round=1", "eval_every=25", "eval_last=1", "snapshots=25"]
     launch(load_settings("digits", [*quick, "engine=serial"]), folder / "runs" / "mine")
     return folder
 
 
 @pytest.fixture
-def folder(made_up, tmp_path, monkeypatch) -> Path:
+def folder(made_up, tmp_path, monkeypatch) -> Iterator[Path]:
     shutil.copytree(made_up, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     monkeypatch.setattr("wima.report.summary.draw_curves", lambda *_: None)  # half of the time
-    return tmp_path
+    monkeypatch.setattr("sys.path", [*sys.path])
+    yield tmp_path
+    for name in OWN_MODULES:
+        sys.modules.pop(name, None)
 
 
 def shortened(words: list[str]) -> list[str] | None:

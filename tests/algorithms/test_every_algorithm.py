@@ -180,7 +180,7 @@ def is_text(node: ast.stmt) -> bool:
 
 
 def test_an_algorithm_fits_on_a_screen():
-    others = ("base", "server_opt", "__init__")
+    others = ("base", "server_opt", "traffic", "__init__")
     files = [f for f in (PACKAGE / "algorithms").glob("*.py") if f.stem not in others]
     assert len(files) == len(algorithms.BY_NAME)
     assert {file.name: statements(file) for file in files if statements(file) > 30} == {}

@@ -191,7 +191,9 @@ def in_pools(engine: str, task_of, request) -> None:
     """Let a run on `processes` take the workers that are there."""
     if engine == "processes":
         pool = request.getfixturevalue("pools")[task_of]
-        request.getfixturevalue("monkeypatch").setattr(wima.engine, "Processes", lambda *_: pool)
+        request.getfixturevalue("monkeypatch").setattr(
+            "wima.engine.make.Processes", lambda *_: pool
+        )
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])

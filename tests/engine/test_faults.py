@@ -60,7 +60,9 @@ def lasting(request, monkeypatch) -> None:
     """Let runs on `processes` take the workers that are there."""
     if request.node.callspec.params["engine"] == "processes":
         pools = request.getfixturevalue("pools")
-        monkeypatch.setattr(wima.engine, "Processes", lambda setup, *_: pools[wrong_in(setup.task)])
+        monkeypatch.setattr(
+            "wima.engine.make.Processes", lambda setup, *_: pools[wrong_in(setup.task)]
+        )
 
 
 @pytest.mark.parametrize(
