@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from wima.core.errors import RunError
+from wima.core.signals import handled_by
 from wima.core.vector import Vector, one_thread
 from wima.data.batches import shortened
 from wima.engine.base import Engine, Setup, located
@@ -183,7 +184,8 @@ class Helper(Engine):
     def serve(self) -> bool:
         """Work until rank 0 has ended the run."""
         work = {"solve": self._solve_all, "sum": self._sum, "evaluate": self._evaluate}
-        with one_thread(), _deaf():
+        # Signals to all processes of a run are rank 0's to handle: it may want to finish a round.
+        with one_thread(), handled_by(signal.SIG_IGN):
             while (order := self.group.hear())["do"] != "end":
                 work[order["do"]](order)
         self.group.end()
@@ -275,19 +277,3 @@ def _scores(evaluation: Evaluation, models: Vector, group: Group) -> dict[int, l
     """What the models score on the batches of this rank."""
     pieces = range(group.rank, evaluation.pieces, group.size)
     return {piece: evaluation.piece(piece, list(models)) for piece in pieces}
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Signals to all processes of a run are rank 0's to handle: it may want to finish a round."""
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    try:
-        before = {n: signal.signal(getattr(signal, n), signal.SIG_IGN) for n in names}
-    except ValueError:  # not in the main thread, which alone can handle signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)

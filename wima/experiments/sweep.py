@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from wima.core.errors import UsageError
+from wima.core.signals import ASKED, handled_by
 from wima.experiments.expand import Job
 from wima.runs.folder import read_run
 from wima.storage.lock import is_running
@@ -81,7 +81,7 @@ class Sweep:
     def run(self) -> Iterator[None]:
         """Execute all jobs; yields a few times per second, for a display."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with signals(self._forward):
+        with handled_by(self._forward, ASKED):
             for thread in self._threads:
                 thread.start()
             while any(thread.is_alive() for thread in self._threads):
@@ -143,17 +143,6 @@ class Sweep:
 
     def time_left(self) -> float | None:
         return time_left(self.states, len(self._threads))
-
-
-@contextlib.contextmanager
-def signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM go to the handler until the block is left."""
-    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def time_left(states: list[State], parallel: int) -> float | None:

@@ -14,9 +14,10 @@ from types import FrameType
 from typing import Any
 
 from wima.core.errors import UsageError
+from wima.core.signals import ASKED, handled_by
 from wima.experiments.expand import Job
 from wima.experiments.queue import Queue
-from wima.experiments.sweep import ENDED, State, signals, time_left
+from wima.experiments.sweep import ENDED, State, time_left
 from wima.runs.records import TIMES
 from wima.storage.lock import is_running
 from wima.storage.reading import last_lines, read_text
@@ -38,7 +39,7 @@ class Watch:
 
     def run(self) -> Iterator[None]:
         """Look until all runs have ended; yields twice per second, for a display."""
-        with signals(self._stop):
+        with handled_by(self._stop, ASKED):
             while not self.stopping and any(s.state not in FINAL for s in self.states):
                 time.sleep(0.5)
                 self.look()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+from wima.core.signals import ENDING, HANGUP, handled_by
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
@@ -55,18 +55,9 @@ class StopRequest:
     @contextmanager
     def awaited(self) -> Iterator[None]:
         """Handle signals until the block is left."""
-        watched = [s for s in (signal.SIGINT, signal.SIGTERM, HANGUP) if s is not None]
-        watched = [s for s in watched if signal.getsignal(s) is not signal.SIG_IGN]
-        try:
-            before = {s: signal.signal(s, self._handle) for s in watched}
-        except ValueError:  # not in the main thread, which alone can handle signals
+        watched = [s for s in ENDING if signal.getsignal(s) is not signal.SIG_IGN]
+        with handled_by(self._handle, watched):
             yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def forget_viewers() -> None:
