@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,7 +84,7 @@ def read_notes(path: Path) -> str:
 
 def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitted]]:
     """A table for each sheet, and one for the runs that are in none."""
-    sheets = sorted(found.sheets.items(), key=lambda item: _rank(item[1]))
+    sheets = sorted(_told_apart(found.sheets).items(), key=lambda item: _rank(item[1]))
     tables = [sheet_table(path, sheet, found, measure) for path, sheet in sheets]
     shown = {id(run) for table in tables for run in table.runs()}
     others = [run for run in found.runs.values() if id(run) not in shown]
@@ -92,6 +93,17 @@ def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitt
         table, repeats = runs_table(others, measure)
         tables.append(table)
     return _with_slugs(tables), repeats
+
+
+def _told_apart(sheets: dict[Path, Sheet]) -> dict[Path, Sheet]:
+    """Sheets of one title have their scale in it."""
+    titles = Counter(sheet.title for sheet in sheets.values())
+    return {
+        path: sheet._replace(title=f"{sheet.title}, scale {sheet.scale}")
+        if titles[sheet.title] > 1 and sheet.scale
+        else sheet
+        for path, sheet in sheets.items()
+    }
 
 
 def _rank(sheet: Sheet) -> tuple[bool, bool, str]:
