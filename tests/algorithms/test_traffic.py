@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from wima.algorithms import BY_NAME
+from wima.algorithms import BY_NAME, Scaffold
+from wima.algorithms.base import Local
 from wima.algorithms.traffic import Traffic, emptied, reads, traffic
 
 # down: w, and c of SCAFFOLD, D of FedCM, m of FedACG and MIMELite; of MIME w, then w, m and c.
@@ -35,3 +36,17 @@ def test_clients_do_the_same_without_what_they_do_not_read(name):
     lean = algorithm.local(w, emptied(server, reads(algorithm)), algorithm.client_init(w))
     assert torch.equal(local.start, lean.start)
     assert torch.equal(torch.as_tensor(local.shift), torch.as_tensor(lean.shift))
+
+
+class Remembering(Scaffold):
+    """Clients read c only to remember it."""
+
+    def local(self, w, server, client):
+        return Local(w)
+
+    def client_finish(self, visit, server, client):
+        return None, server
+
+
+def test_what_clients_only_remember_is_read():
+    assert reads(Remembering()) == [True] and traffic(Remembering()) == Traffic(2, 1)

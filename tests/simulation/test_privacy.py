@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 
 import numpy as np
 import pytest
@@ -185,6 +185,17 @@ def test_poisson_cohorts_are_binomial_and_uniform_over_clients():
     assert sizes.var() == pytest.approx(40 * p * (1 - p), rel=0.1)
     visits = np.bincount(np.concatenate([np.array(c, int) for c in draws]), minlength=40)
     assert abs(visits - 4000 * p).max() < 5 * sqrt(4000 * p * (1 - p))
+
+
+@pytest.mark.parametrize("cohorts", ["poisson", "uniform"])
+def test_without_noise_updates_are_clipped_and_epsilon_is_infinite(task, cohorts):
+    options = {**OPTIONS, "cohorts": cohorts, "rounds": 1}
+    with wima.simulate(task, privacy=Gaussian(clip=0.01, noise=0), **options) as simulation:
+        before = simulation.w.clone()
+        record = next(simulation)
+    assert record.privacy == {"epsilon": inf, "clip": 0.01}
+    moved = float((simulation.w - before).norm())
+    assert moved <= 0.01 * len(record.cohort) / COHORT * (1 + 1e-5)
 
 
 # --- what is refused

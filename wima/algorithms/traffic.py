@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from wima.algorithms.base import Algorithm, State, Visit
+from wima.algorithms.base import Algorithm, Local, State, Visit
 from wima.core.vector import Vector, vectors
 
 
@@ -32,13 +32,13 @@ def traffic(algorithm: Algorithm) -> Traffic:
 
 def sends_extra(algorithm: Algorithm) -> bool:
     """Whether clients send a vector besides their update."""
-    return _visited(algorithm, algorithm.init(_w()))[1] is not None
+    return _visited(algorithm, algorithm.init(_w())).extra is not None
 
 
 def reads(algorithm: Algorithm) -> list[bool]:
     """Of each vector in the server's state, whether clients read it.
 
-    Who reads a vector that is not a number gets a problem, or sends what is not a number.
+    Who reads a vector that is not a number gets a problem, sends or remembers what is none.
     """
     count = sum(1 for _ in vectors(algorithm.init(_w())))
     return [_spreads(algorithm, place) for place in range(count)]
@@ -58,13 +58,19 @@ def _spreads(algorithm: Algorithm, place: int) -> bool:
     return any(isnan(float(v)) for v in vectors(_visited(algorithm, server)))
 
 
-def _visited(algorithm: Algorithm, server: State) -> tuple[State, Any]:
-    """The problem of a client, and what it sends besides its update."""
+class _Visited(NamedTuple):
+    """The problem of a client, what it sends besides its update, and what it remembers."""
+
+    local: Local
+    extra: Any
+    memory: State
+
+
+def _visited(algorithm: Algorithm, server: State) -> _Visited:
     w, client = _w(), algorithm.client_init(_w())
     local = algorithm.local(w, server, client)
     visit = Visit(w, w, 1, 1.0, 0, gradient=w, path_gradient=w)
-    extra, _ = algorithm.client_finish(visit, server, client)
-    return local, extra
+    return _Visited(local, *algorithm.client_finish(visit, server, client))
 
 
 def _w() -> Vector:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 from typing import Any, Literal, NamedTuple
 
 from wima import algorithms
@@ -60,13 +60,15 @@ class Ledger:
     """What a run has spent after so many rounds."""
 
     def __init__(self, privacy: Gaussian, sampling: Sampling) -> None:
-        assert privacy.noise is not None
         self.privacy, self.sampling = privacy, sampling
-        one = sampling.accountant().compose(sampling.round(privacy.noise))
-        self._orders, self._divergences = one._orders, one._rdp  # of one round; rounds add up
+        if privacy.noise:
+            one = sampling.accountant().compose(sampling.round(privacy.noise))
+            self._orders, self._divergences = one._orders, one._rdp  # of one round; rounds add up
 
     def epsilon(self, rounds: int) -> float:
-        """The epsilon of so many rounds, for the mechanism's delta."""
+        """The epsilon of so many rounds, for the mechanism's delta; infinite without noise."""
+        if not self.privacy.noise:
+            return inf
         spent = rounds * self._divergences
         return float(_accounting().rdp.compute_epsilon(self._orders, spent, self.privacy.delta)[0])
 
