@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from wima.core.vector import Flat as Flat, Layout as Layout
     from wima.data.batches import Batch as Batch, LocalSGD as LocalSGD
     from wima.data.federated import Bundle as Bundle, FederatedData as FederatedData
+    from wima.engine.exams import FineTune as FineTune
     from wima.engine.faults import Faults as Faults
     from wima.engine.privacy import Gaussian as Gaussian
     from wima.loop.array_window import ArrayWindow as ArrayWindow
@@ -80,6 +81,7 @@ __all__, __getattr__ = lazy_names(
         "core.vector": "Flat Layout",
         "data.batches": "Batch LocalSGD",
         "data.federated": "Bundle FederatedData",
+        "engine.exams": "FineTune",
         "engine.faults": "Faults",
         "engine.privacy": "Gaussian",
         "loop.array_window": "ArrayWindow",

@@ -166,14 +166,14 @@ def test_ctrl_c_ends_a_run_in_good_order(tmp_path, engine):
 
 
 def test_ctrl_c_while_models_are_evaluated_counts_the_rounds_recorded(cli, tmp_path, monkeypatch):
-    calls, evaluate = count(1), Evaluation.together
+    calls, combine = count(1), Evaluation.combine
 
-    def interrupted(self, w):
+    def interrupted(self, pieces):
         if next(calls) > 2:  # both models of a round at once
             raise KeyboardInterrupt
-        return evaluate(self, w)
+        return combine(self, pieces)
 
-    monkeypatch.setattr(Evaluation, "together", interrupted)
+    monkeypatch.setattr(Evaluation, "combine", interrupted)
     code, _, err = cli("run", "digits", *TEXTS, "window=2", "--out", "r")
     run = read_run(tmp_path / "r")
     assert (code, len(run.records), run.status["done"]) == (130, 2, 2)

@@ -13,10 +13,14 @@ from wima.core.vector import Vector, vectors
 
 
 class Traffic(NamedTuple):
-    """Vectors of the model's length that one client receives and sends in a round."""
+    """What one client receives and sends in a round: vectors of the model's length, or bytes."""
 
     down: int
     up: int
+
+    def of_round(self, asked: int, answered: int) -> dict[str, int]:
+        """What so many clients receive and send."""
+        return {"down": asked * self.down, "up": answered * self.up}
 
 
 def traffic(algorithm: Algorithm) -> Traffic:
@@ -28,6 +32,21 @@ def traffic(algorithm: Algorithm) -> Traffic:
     first = algorithm.full_gradient == "cohort"
     down, up = 1 + sum(reads(algorithm)), 1 + sends_extra(algorithm)
     return Traffic(down + first, up + first)
+
+
+def visit_bytes(algorithm: Algorithm, w: Vector, trained: int | None) -> Traffic | None:
+    """The bytes that one client receives and sends; None if the hooks cannot be tried.
+
+    Models and updates have the statistics of norm layers, other vectors only what is trained.
+    """
+    try:
+        sent = traffic(algorithm)
+    except Exception:  # a user's own hooks may not take a model of one number
+        return None
+    first = algorithm.full_gradient == "cohort"
+    whole, part = (len(v) * w.element_size() for v in (w, w[:trained]))
+    down = (1 + first) * whole + (sent.down - 1 - first) * part
+    return Traffic(down, whole + (sent.up - 1) * part)
 
 
 def sends_extra(algorithm: Algorithm) -> bool:

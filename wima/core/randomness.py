@@ -23,6 +23,7 @@ STREAMS = {
     "flower": 9,
     "privacy": 10,
     "tune": 11,
+    "clients": 12,
 }
 
 

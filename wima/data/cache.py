@@ -20,13 +20,13 @@ import numpy as np
 import pooch  # type: ignore[import-untyped]
 
 from wima.core.errors import UsageError, check
-from wima.data.federated import Array, check_classes, check_labels
+from wima.data.federated import Array, check_classes, check_labels, numbered
 from wima.data.mapped import open_mapped
 from wima.data.transform import Transform
 from wima.storage.files import digest, written
 from wima.storage.reading import read_text
 
-NEEDED, OPTIONAL = {"x", "y", "x_test", "y_test"}, {"groups", "offsets"}  # arrays
+NEEDED, OPTIONAL = {"x", "y", "x_test", "y_test"}, {"groups", "offsets", "test_clients"}  # arrays
 
 
 class Remote(NamedTuple):
@@ -48,6 +48,7 @@ class RawData(NamedTuple):
     classes: int
     clients: Array | None = None  # the client of each training example, if the data set has its own
     groups: Array | None = None  # coarse labels of the training examples
+    test_clients: Array | None = None  # the client of each test example
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ def _write(data: RawData, folder: Path) -> None:
             arrays[key] = arrays[key][order]
         arrays["offsets"] = np.concatenate([[0], np.cumsum(sizes)])
         names = [str(name) for name in unique]
+        if data.test_clients is not None:
+            arrays["test_clients"] = numbered(data.test_clients, unique)
     for key, array in arrays.items():
         np.save(folder / f"{key}.npy", np.ascontiguousarray(array), allow_pickle=False)
     digests = {key: digest(folder / f"{key}.npy") for key in arrays}

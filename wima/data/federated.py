@@ -159,6 +159,7 @@ class Bundle(NamedTuple):
     classes: int
     transform: Transform | None = None  # from stored examples to what the model takes
     kind: str = "classes"  # "characters": rows of character ids, targets one ahead
+    test_clients: Array | None = None  # the client of each test example, -1 for none
 
 
 def as_array(values: Any, field: str) -> Array:
@@ -171,6 +172,13 @@ def as_array(values: Any, field: str) -> Array:
     if array.dtype == object:
         check(field == "clients", f"{field} must be an array of numbers, got Python objects.")
     return array  # type: ignore[no-any-return]
+
+
+def numbered(clients: Array, known: Array) -> Array:
+    """The place of each client among those known; -1 if it is not there."""
+    order = np.argsort(known)
+    places = order[np.searchsorted(known, clients, sorter=order).clip(max=len(known) - 1)]
+    return np.where(known[places] == clients, places, -1)
 
 
 def check_labels(y: Array, classes: int, field: str, rows: Ids | None = None) -> None:

@@ -18,19 +18,23 @@ from wima.data.federated import (
     FederatedData,
     check_classes,
     check_labels,
+    numbered,
 )
 from wima.data.mapped import open_mapped
+from wima.data.splits.labels import as_names
 from wima.storage.reading import open_archive, read_array
 
 NEEDED = ("x", "y", "client", "x_test", "y_test")
-OPTIONAL = ("classes", "num_clients")
+OPTIONAL = ("classes", "num_clients")  # scalars
+TEST_CLIENT = "test_client"
 
 
 def load_npz(path: str | os.PathLike[str]) -> Bundle:
     """Arrays x, y and client (a number or name per example), x_test, y_test; scalars if you like.
 
     `classes` is 1 + the largest label unless the file has it, `num_clients` the number of clients
-    that occur.  Examples of client -1 are left out.  Numbers come out as torch wants them: float32
+    that occur.  Examples of client -1 are left out.  The optional array `test_client` holds the
+    client of each test example.  Numbers come out as torch wants them: float32
     for real x, int64 for y.
     """
     file = Path(os.path.expanduser(path))
@@ -119,7 +123,21 @@ def _bundle(arrays: dict[str, Array]) -> Bundle:
     # Counted after the split: the labels of left-out examples do not count.
     classes = classes or 1 + int(max(train.y.max(), y_test.max()))
     check_classes(classes)
-    return Bundle(replace(train, classes=classes), x_test, y_test, classes)
+    owners = _owners(arrays[TEST_CLIENT], train, y_test) if TEST_CLIENT in arrays else None
+    test = x_test, y_test, classes
+    return Bundle(replace(train, classes=classes), *test, test_clients=owners)
+
+
+def _owners(clients: Array, train: FederatedData, y_test: Array) -> Array:
+    """The number of the client of each test example; -1 for clients that do not train."""
+    check(
+        clients.shape == y_test.shape[:1],
+        f"{TEST_CLIENT} must have one entry per test example, {len(y_test)}, got shape "
+        f"{clients.shape}.",
+    )
+    if train.names is None:
+        return numbered(clients, np.arange(train.num_clients))
+    return numbered(as_names(clients).astype(str), np.asarray(train.names))
 
 
 def _check_test(x: Array, y: Array, x_test: Array, y_test: Array) -> None:
@@ -159,4 +177,4 @@ def _positive_integer(array: Array, name: str) -> int:
     return int(array.item())
 
 
-_KNOWN = NEEDED + OPTIONAL
+_KNOWN = (*NEEDED, *OPTIONAL, TEST_CLIENT)

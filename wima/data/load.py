@@ -91,7 +91,8 @@ def _public(
         else:
             owner = assign(y, count, alpha, seed, split)
         train = FederatedData.from_arrays(x, y, owner, classes=classes)
-    return Bundle(train, arrays["x_test"], arrays["y_test"], classes, transform, dataset.kind)
+    test = arrays["x_test"], arrays["y_test"], classes, transform, dataset.kind
+    return Bundle(train, *test, arrays.get("test_clients"))
 
 
 def assign(

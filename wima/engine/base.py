@@ -13,11 +13,12 @@ from wima.algorithms.server_opt import OptState, ServerOpt
 from wima.core.errors import RunError, UsageError
 from wima.core.vector import Vector, vectors
 from wima.data.batches import LocalSGD
+from wima.engine.exams import Exam
 from wima.engine.faults import Faults
+from wima.engine.local import Solver
 from wima.engine.memory import ClientMemory
 from wima.engine.options import Weighting
 from wima.engine.privacy import Gaussian, PrivateSum
-from wima.task.evaluation import Evaluation, Metrics
 from wima.task.task import Task
 
 
@@ -71,6 +72,7 @@ class Engine:
     """Runs rounds and evaluates models."""
 
     name: str
+    setup: Setup
     runs_ahead = False  # whether `begin` does anything
     helps = False  # whether another process runs the rounds, see `serve`
 
@@ -81,9 +83,10 @@ class Engine:
         """The state after round t."""
         raise NotImplementedError
 
-    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
-        """The metrics of models by name."""
-        raise NotImplementedError
+    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
+        """The answers of all pieces, in order."""
+        solver = Solver(self.setup.task, self.setup.sgd, self.setup.seed)
+        return [exam.answer(solver, piece, models) for piece in exam.pieces]
 
     def serve(self) -> bool:
         """Work for the process that runs the rounds, until it ends the run; False if this is it."""
@@ -102,13 +105,6 @@ def first_state(setup: Setup, **storage: Any) -> RoundState:
         server = setup.algorithm.init(trained)
     clip = setup.privacy.clip if setup.privacy else None
     return RoundState(w, server, setup.server_opt.init(trained), memory, clip=clip)
-
-
-def evaluate_here(task: Task, models: dict[str, Vector]) -> dict[str, Metrics]:
-    """Evaluate models in this process, in one pass over the examples if the task can."""
-    if isinstance(task.evaluate, Evaluation):
-        return dict(zip(models, task.evaluate.together(list(models.values())), strict=True))
-    return {name: task.evaluate(w) for name, w in models.items()}
 
 
 def is_finite(vector: Vector) -> bool:

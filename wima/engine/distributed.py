@@ -21,13 +21,13 @@ from wima.core.signals import handled_by
 from wima.core.vector import Vector, one_thread
 from wima.data.batches import shortened
 from wima.engine.base import Engine, Setup, located
+from wima.engine.exams import Exam, exam_of
 from wima.engine.group import Group, Posted, join
 from wima.engine.local import Problem, Solution, Solver
 from wima.engine.malloc import keep_freed_memory
 from wima.engine.messages import fields_of, named_vectors, problem_of, vectors_of
 from wima.engine.options import Collective
 from wima.engine.rounds import Pool, Pooled
-from wima.task.evaluation import Evaluation, Metrics, Totals
 from wima.task.task import data_checksum
 
 
@@ -55,13 +55,14 @@ def distributed(setup: Setup, w: Vector, collective: Collective) -> Engine:
 class Distributed(Pool):
     """Rank 0: shares problems out and takes in solutions."""
 
+    can_examine = True
+
     def __init__(self, group: Group, setup: Setup, w: Vector, collective: Collective) -> None:
         self.group, self._setup = group, setup
         self._solver = Solver(setup.task, setup.sgd, setup.seed)
         self._trained = len(w[: setup.trained])
         # What is averaged besides the deltas (statistics of BatchNorm) comes with the solutions.
         self.can_average = collective == "reduce" and self._trained == len(w)
-        self.can_evaluate = isinstance(setup.task.evaluate, Evaluation)
         self._waiting, self._closed = False, False  # waiting: ranks have work under way
 
     def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
@@ -93,22 +94,20 @@ class Distributed(Pool):
         self._waiting = False
         return total
 
-    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
-        """All models in one pass over the examples; rank r takes every n-th batch from r on."""
-        evaluation, group = self._setup.task.evaluate, self.group
-        assert isinstance(evaluation, Evaluation)
+    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
+        """All models at once; rank r takes every n-th piece from r on."""
+        group, pieces = self.group, [int(piece) for piece in exam.pieces]
         self._waiting = True
-        group.tell({"do": "evaluate", "models": len(models)})
-        stacked = group.share(torch.stack(list(models.values())))
-        scores = _scores(evaluation, stacked, group)
+        about = {"models": len(models), "pieces": pieces, "exam": exam.fields()}
+        group.tell({"do": "examine", **about})
+        scores = _answers(self._solver, exam, pieces, group.share(torch.stack(models)), group)
         for rank in range(1, group.size):
             answer = group.reported(rank)
             if "error" in answer:
                 raise RunError(answer["error"])
             scores.update((int(piece), totals) for piece, totals in answer["scores"].items())
         self._waiting = False
-        results = evaluation.combine([scores[piece] for piece in range(evaluation.pieces)])
-        return dict(zip(models, results, strict=True))
+        return [scores[piece] for piece in pieces]
 
     def close(self) -> None:
         """Let the other ranks go; those that are at work cannot listen, and are left."""
@@ -183,7 +182,7 @@ class Helper(Engine):
 
     def serve(self) -> bool:
         """Work until rank 0 has ended the run."""
-        work = {"solve": self._solve_all, "sum": self._sum, "evaluate": self._evaluate}
+        work = {"solve": self._solve_all, "sum": self._sum, "examine": self._examine}
         # Signals to all processes of a run are rank 0's to handle: it may want to finish a round.
         with one_thread(), handled_by(signal.SIG_IGN):
             while (order := self.group.hear())["do"] != "end":
@@ -247,12 +246,12 @@ class Helper(Engine):
             posted.wait()
         self.group.sum(total)
 
-    def _evaluate(self, order: dict[str, Any]) -> None:
-        evaluation, shape = self._setup.task.evaluate, (order["models"], len(self._like))
-        assert isinstance(evaluation, Evaluation)
+    def _examine(self, order: dict[str, Any]) -> None:
+        exam, shape = exam_of(order["exam"]), (order["models"], len(self._like))
         models = self.group.share(self._like.new_empty(shape))
         try:
-            answer: dict[str, Any] = {"scores": _scores(evaluation, models, self.group)}
+            found = _answers(self._solver, exam, order["pieces"], models, self.group)
+            answer: dict[str, Any] = {"scores": found}
         except Exception as error:
             answer = {"error": f"evaluation: {type(error).__name__}: {error}"}
         for posted in self.group.report(answer):
@@ -273,7 +272,9 @@ def _add_delta(total: Vector, problem: Problem, solution: Solution, share: float
     total.add_(problem.local.start - solution.end, alpha=share)
 
 
-def _scores(evaluation: Evaluation, models: Vector, group: Group) -> dict[int, list[Totals]]:
-    """What the models score on the batches of this rank."""
-    pieces = range(group.rank, evaluation.pieces, group.size)
-    return {piece: evaluation.piece(piece, list(models)) for piece in pieces}
+def _answers(
+    solver: Solver, exam: Exam, pieces: list[int], models: Vector, group: Group
+) -> dict[int, list[Any]]:
+    """This rank's share of the pieces."""
+    own = pieces[group.rank :: group.size]
+    return {piece: exam.answer(solver, piece, list(models)) for piece in own}

@@ -17,6 +17,9 @@ class RunOptions:
     """How many rounds with how many clients at which rate, and how they are computed.
 
     eval_every: evaluate every so many rounds, and in each of the `eval_last` last ones; 0: never.
+    client_eval_every: evaluate on each client's own test examples, every so many rounds and after
+    the last one; 0: never.  `client_sample`: at most so many clients, drawn once.
+    calibration: also compare confidence with accuracy wherever models are evaluated.
     stack_server: let a server optimizer follow an algorithm that has a server rule of its own.
     diverged: the run ends when the model's norm exceeds so many times that of the initial model
     (or 1, if that is larger), or is not finite.
@@ -30,6 +33,9 @@ class RunOptions:
     stack_server: bool = False
     eval_every: int = 1
     eval_last: int = 100
+    client_eval_every: int = 0
+    client_sample: int = 1000
+    calibration: bool = False
     diverged: float = 1e4
     engine: str = "auto"
     workers: int | None = None  # processes that train, this one among them
@@ -41,6 +47,8 @@ class RunOptions:
         check_rate("diverged", self.diverged)
         check_count("eval_every", self.eval_every, least=0)
         check_count("eval_last", self.eval_last, least=0)
+        check_count("client_eval_every", self.client_eval_every, least=0)
+        check_count("client_sample", self.client_sample)
         seed = self.seed
         check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
         check_one_of("weighting", self.weighting, ("examples", "uniform"))
@@ -50,6 +58,13 @@ class RunOptions:
 
     def evaluates(self, t: int) -> bool:
         """Whether models are evaluated after t rounds."""
+        if self.evaluates_clients(t):
+            return True
         if not self.eval_every:
             return False
         return t % self.eval_every == 0 or t > self.rounds - max(1, self.eval_last)
+
+    def evaluates_clients(self, t: int) -> bool:
+        """Whether models are evaluated for each client after t rounds."""
+        every = self.client_eval_every
+        return every > 0 and (t % every == 0 or t == self.rounds)

@@ -18,13 +18,14 @@ from wima.core.errors import RunError, check
 from wima.core.vector import Vector
 from wima.engine.base import Setup, located
 from wima.engine.child import Child, Exited, end, pickled
+from wima.engine.exams import Exam
 from wima.engine.local import Problem, Solution, Solver
 from wima.engine.malloc import keep_freed_memory
 from wima.engine.rounds import Pool
 from wima.engine.shared import Handle, Shared
 from wima.engine.slots import SlotHandles, Slots, allocate
 from wima.engine.worker import Briefing
-from wima.task.evaluation import Evaluation, Metrics, Totals
+from wima.task.evaluation import Evaluation
 
 Result = TypeVar("Result")
 _ATTEMPTS = 3  # workers that may exit at one job
@@ -40,16 +41,17 @@ class Train(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A job: the models on this batch of the test examples."""
+    """A job: a piece of an exam."""
 
     piece: int
+    exam: Exam
     models: int
 
 
 class Processes(Pool):
     """Solves problems and evaluates models in this process and in children."""
 
-    runs_ahead = True
+    runs_ahead = can_examine = True
 
     def __init__(self, setup: Setup, w: Vector, workers: int, models: int = 1) -> None:
         check(os.name == "posix", "engine 'processes' needs Linux or macOS; use engine 'serial'.")
@@ -59,12 +61,10 @@ class Processes(Pool):
             "use 'batched' or 'serial'.",
         )
         self._setup, self._solver = setup, Solver(setup.task, setup.sgd, setup.seed)
-        # A task of plain functions is evaluated by its owner.
-        self.can_evaluate = isinstance(setup.task.evaluate, Evaluation)
         self._training: deque[Train] = deque()  # largest first; children take them from the left
         self._solved: dict[int, Solution | RunError] = {}  # by place
         self._scoring: deque[Score] = deque()
-        self._scored: dict[int, list[Totals] | RunError] = {}  # by piece
+        self._scored: dict[int, list[Any] | RunError] = {}  # by piece
         self._begun: list[Problem] | None = None
         self._sent: dict[int, Train | Score] = {}  # by slot
         self._children: list[Child] = []
@@ -139,19 +139,15 @@ class Processes(Pool):
                 self._work()
             yield problem, _good(self._solved.pop(place))
 
-    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
-        """All models in one pass over the examples, in pieces; before any training."""
-        evaluation = self._setup.task.evaluate
-        assert isinstance(evaluation, Evaluation)
-        for row, w in zip(self._slots.models, models.values(), strict=True):
+    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
+        """All models at once, piece by piece; before any training."""
+        for row, w in zip(self._slots.models, models, strict=True):
             row.copy_(w)
-        pieces = range(evaluation.pieces)
         self._scored.clear()
-        self._scoring = deque(Score(piece, len(models)) for piece in pieces)
-        while len(self._scored) < len(pieces):
+        self._scoring = deque(Score(piece, exam, len(models)) for piece in exam.pieces)
+        while len(self._scored) < len(exam.pieces):
             self._work()
-        results = evaluation.combine([_good(self._scored[piece]) for piece in pieces])
-        return dict(zip(models, results, strict=True))
+        return [_good(self._scored[piece]) for piece in exam.pieces]
 
     def _work(self) -> None:
         """Feed the children, then take in answers, or do a job here, or wait for an answer."""
@@ -178,7 +174,8 @@ class Processes(Pool):
         if isinstance(job, Train):
             message = self._slots.put(slot, job.problem)
         else:
-            message = {"slot": slot, "piece": job.piece, "models": job.models}
+            about = {"piece": job.piece, "exam": job.exam.fields(), "models": job.models}
+            message = {"slot": slot, **about}
         try:
             child.send(message)
         except Exited as death:
@@ -215,10 +212,8 @@ class Processes(Pool):
     def _do(self, job: Train | Score) -> None:
         """A job, in this process."""
         if isinstance(job, Score):
-            evaluation = self._setup.task.evaluate
-            assert isinstance(evaluation, Evaluation)
             models = list(self._slots.models[: job.models])
-            self._scored[job.piece] = evaluation.piece(job.piece, models)
+            self._scored[job.piece] = job.exam.answer(self._solver, job.piece, models)
             return
         try:
             with located(job.problem.t, "local training", job.problem.client):
@@ -248,7 +243,7 @@ def _error(job: Train | Score, answer: dict[str, Any]) -> RunError:
 
 def _where(job: Train | Score) -> str:
     if isinstance(job, Score):
-        return f"evaluation, batch {job.piece}"
+        return f"{'fine-tuning, client' if job.exam.finetune else 'evaluation, batch'} {job.piece}"
     return f"round {job.problem.t}, client {job.problem.client}, local training"
 
 

@@ -13,7 +13,6 @@ from wima.core.vector import Vector
 from wima.data.batches import batches
 from wima.engine.base import Engine, RoundState, RunningMean, Setup, located, untouched
 from wima.engine.local import Problem, full_gradient
-from wima.task.evaluation import Metrics
 
 
 class Reference(Engine):
@@ -23,9 +22,6 @@ class Reference(Engine):
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-
-    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
-        return {name: self.setup.task.evaluate(w) for name, w in models.items()}
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         algorithm, data = self.setup.algorithm, self.setup.task.data

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from wima.algorithms.base import Algorithm, State
 from wima.core.errors import RunError
 from wima.core.vector import Vector
-from wima.engine.base import Engine, RoundState, Setup, evaluate_here, located
+from wima.engine.base import Engine, RoundState, Setup, located
+from wima.engine.exams import Exam
 from wima.engine.local import Problem, Solution, Solver, fresh_part, visit_of
 from wima.engine.server import Means, Updates, observed, step
-from wima.task.evaluation import Metrics
 
 
 class Pool:
@@ -21,7 +21,7 @@ class Pool:
 
     runs_ahead = False  # `begin` starts on the problems that `solve` will be asked for next
     can_average = False  # `mean_delta` gives the mean of the deltas alone
-    can_evaluate = False
+    can_examine = False
 
     def begin(self, problems: list[Problem]) -> None:
         raise NotImplementedError
@@ -33,7 +33,7 @@ class Pool:
     def mean_delta(self, problems: list[Problem], weights: list[float]) -> Vector:
         raise NotImplementedError
 
-    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
+    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -64,10 +64,9 @@ class Pooled(Engine):
     def close(self) -> None:
         self.pool.close()
 
-    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
-        if self.pool.can_evaluate:
-            return self.pool.evaluate(models)
-        return evaluate_here(self.setup.task, models)
+    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
+        examine = self.pool.examine if self.pool.can_examine else super().examine
+        return examine(exam, models)
 
     def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
         try:

@@ -17,6 +17,7 @@ import torch
 
 from wima.data.batches import LocalSGD
 from wima.data.federated import FederatedData
+from wima.engine.exams import exam_of
 from wima.engine.local import Solver
 from wima.engine.malloc import keep_freed_memory
 from wima.engine.shared import Handle
@@ -63,10 +64,10 @@ def main() -> None:
 def _answer(solver: Solver, slots: Slots, message: dict[str, Any]) -> dict[str, Any]:
     slot = message["slot"]
     try:
-        evaluation = solver.task.evaluate
-        if "piece" in message and isinstance(evaluation, Evaluation):
+        if "exam" in message:
             models = list(slots.models[: message["models"]])
-            return {"slot": slot, "scores": evaluation.piece(message["piece"], models)}
+            answer = exam_of(message["exam"]).answer(solver, message["piece"], models)
+            return {"slot": slot, "scores": answer}
         solution = solver.solve(slots.get(message))
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

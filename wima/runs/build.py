@@ -17,7 +17,7 @@ from wima.core.errors import check
 from wima.data.batches import LocalSGD
 from wima.data.federated import Bundle
 from wima.data.load import load
-from wima.engine import privacy
+from wima.engine import exams, privacy
 from wima.engine.faults import Faults
 from wima.engine.options import RunOptions
 from wima.runs.names import IN_PYTHON, OWN, is_own, own_data
@@ -52,6 +52,9 @@ def build_task(settings: Settings) -> Task:
         transform=bundle.transform,
         eval_batch_size=settings.eval_batch_size,
         device=settings.device,
+        test_clients=bundle.test_clients,
+        client_test=settings.client_test,
+        data_seed=settings.data_seed,
     )
 
 
@@ -103,6 +106,7 @@ def build(
         "faults": settings.part(Faults),
         "cohorts": settings.cohorts,
         "privacy": settings.privacy and settings.privacy.make("privacy", privacy.BY_NAME),
+        "finetune": settings.finetune and settings.finetune.make("fine-tuning", exams.BY_NAME),
         "storage": storage(settings, folder),
         **asdict(settings.part(RunOptions)),
         **asdict(settings.part(LocalSGD)),

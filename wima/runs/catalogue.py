@@ -50,6 +50,8 @@ KINDS: dict[str, Callable[[], Iterator[str]]] = {
     "algorithms": lambda: _registry("algorithms"),
     "averagers": lambda: _registry("averaging"),
     "servers": lambda: _registry("algorithms.server_opt"),
+    "privacy": lambda: _registry("engine.privacy"),
+    "finetune": lambda: _registry("engine.exams"),
     "schedules": lambda: _registry("simulation.schedules"),
     "data": lambda: (f"{name:<14}{text}" for name, text in SUMMARIES.items()),
     "models": lambda: _registry("models"),

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from math import isfinite, nan
 from pathlib import Path
@@ -23,43 +23,52 @@ from wima.storage.reading import complete_lines
 if TYPE_CHECKING:  # it brings torch, which readers do not need
     from wima.simulation.simulation import Record
 
+QUANTILES = 21  # of a metric over clients: 0, 5, ... 100 %
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
+NEEDED = ("t", "cohort", "lr", "metrics")  # in every line; the others only where they say something
+OPTIONAL = (
+    *("dropped", "excluded", "windows", "privacy"),
+    *("bytes", "clients", "calibration", "finetuned"),
+)
 Values: TypeAlias = tuple["array[int]", "array[float]"]  # rounds, and a value for each
 Counts: TypeAlias = tuple["array[int]", "array[int]"]  # rounds, and a count for each
 
 
 def as_line(record: Record) -> dict[str, Any]:
     """A record as JSON has it: no NaN or infinity."""
-    metrics = {
-        model: {name: value if isfinite(value) else None for name, value in values.items()}
-        for model, values in record.metrics.items()
-    }
-    line = {"t": record.t, "cohort": record.cohort, "lr": record.lr, "metrics": metrics}
-    more = {"dropped": record.dropped, "excluded": record.excluded, "windows": dict(record.windows)}
-    more["privacy"] = {n: v if isfinite(v) else None for n, v in record.privacy.items()}
-    return {**line, **{name: value for name, value in more.items() if value}}
+    fields = record._asdict()
+    needed = {name: _mapped(fields[name], _or_none) for name in NEEDED}
+    more = {name: _mapped(fields[name], _or_none) for name in OPTIONAL if fields[name]}
+    return {**needed, **more}
+
+
+def _or_none(value: Any) -> Any:
+    return value if value is None or isfinite(value) else None
+
+
+def _or_nan(value: Any) -> Any:
+    return nan if value is None else value
+
+
+def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested mappings and lists with every number changed."""
+    if isinstance(tree, Mapping):
+        return {name: _mapped(branch, change) for name, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_mapped(branch, change) for branch in tree]
+    return change(tree)
 
 
 def from_line(line: dict[str, Any], seconds: float = nan) -> Record:
     """The record that a line was made of; how long the round took is in another file."""
     from wima.simulation.simulation import Record  # here: it brings torch
 
-    metrics = {
-        model: {name: nan if value is None else value for name, value in values.items()}
-        for model, values in line["metrics"].items()
+    found: dict[str, Any] = {
+        name: _mapped(line[name], _or_nan) for name in (*NEEDED, *OPTIONAL) if name in line
     }
-    privacy = {n: nan if v is None else v for n, v in line.get("privacy", {}).items()}
-    return Record(
-        t=line["t"],
-        cohort=line["cohort"],
-        lr=line["lr"],
-        metrics=metrics,
-        seconds=seconds,
-        dropped=tuple(line.get("dropped", ())),
-        excluded=tuple(line.get("excluded", ())),
-        windows=line.get("windows", {}),
-        privacy=privacy,
-    )
+    for name in {"dropped", "excluded"} & found.keys():
+        found[name] = tuple(found[name])
+    return Record(seconds=seconds, **found)
 
 
 def checked(line: Any) -> dict[str, Any]:
@@ -70,9 +79,28 @@ def checked(line: Any) -> dict[str, Any]:
             good = good and (type(value) is float or value is None or is_number(value))
     for count in line.get("windows", {}).values():
         good = good and is_count(count) and count <= line["t"]
+    for name in ("clients", "finetuned", "calibration", "bytes"):
+        good = good and _are_numbers(line.get(name, {}))
+    for of_model in line.get("clients", {}).values():
+        good = good and _is_summary(of_model)
+    for of_model in line.get("finetuned", {}).values():
+        good = good and all(_is_summary(of_model[when]) for when in ("before", "after"))
     if not good:
         raise ValueError(f"a record reads {line!r:.80}")
     return line  # type: ignore[no-any-return]
+
+
+def _are_numbers(tree: Any) -> bool:
+    if isinstance(tree, dict | list):
+        return all(map(_are_numbers, tree.values() if isinstance(tree, dict) else tree))
+    return tree is None or is_number(tree)
+
+
+def _is_summary(found: Any) -> bool:
+    """See `wima.core.distribution.summary`."""
+    return {"mean", "deviation", "worst", "quantiles", "count"} <= found.keys() and (
+        len(found["quantiles"]) == QUANTILES and is_count(found["count"])
+    )
 
 
 class Curves(NamedTuple):

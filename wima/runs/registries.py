@@ -7,7 +7,7 @@ from typing import Any
 from wima import algorithms, averaging, models
 from wima.algorithms import server_opt
 from wima.data.sets import check_name
-from wima.engine import privacy
+from wima.engine import exams, privacy
 from wima.runs.names import is_own, load
 from wima.simulation import schedules
 
@@ -17,6 +17,7 @@ KINDS: dict[str, tuple[str, Any]] = {  # setting -> what it is, and the module w
     "schedule": ("schedule", schedules),
     "averagers": ("averager", averaging),
     "privacy": ("privacy", privacy),
+    "finetune": ("fine-tuning", exams),
 }
 
 

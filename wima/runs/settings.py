@@ -39,7 +39,7 @@ from wima.runs.tables import (
     read_toml as read_toml,
 )
 
-CHOICES = ("data", "model", "algorithm", "server", "schedule", "privacy")
+CHOICES = ("data", "model", "algorithm", "server", "schedule", "privacy", "finetune")
 INSTEAD = (("window", "averagers"), ("alpha", "split"))  # one replaces the other
 Made = TypeVar("Made")
 Part = TypeVar("Part", RunOptions, LocalSGD, Faults)
@@ -86,7 +86,9 @@ class Choice(BaseModel):
 # Settings that say how a run is computed and kept, not what it gives.
 NOT_IN_RESULTS = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes"}
 NOT_IN_RESULTS |= {"collective", "window_store", "client_memory_gb", "snapshots", "trackers"}
-LATER = {"cohorts", "privacy"}  # came after runs had names, so they count only where they are set
+# These came after runs had names, so they count only where they are set.
+LATER = {"cohorts", "privacy", "client_eval_every", "client_sample", "client_test", "calibration"}
+LATER |= {"finetune"}
 CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `runs/ranks.py`
 PARTS = (RunOptions, LocalSGD, Faults)  # these declare their own options
 
@@ -123,6 +125,8 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     schedule: Choice = Choice(name="constant")
     cohorts: Literal["uniform", "poisson"] = "uniform"  # how a round's clients are drawn
     privacy: Choice | None = None  # clip clients' updates and add noise
+    client_test: float | None = None  # share of each client's examples held out to evaluate it
+    finetune: Choice | None = None  # let clients fine-tune the final models
     eval_batch_size: int = Field(256, ge=1)
     device: str = "cpu"  # or cuda, cuda:1, mps
     checkpoint_every: int = Field(100, ge=0)  # rounds; 0: only by time

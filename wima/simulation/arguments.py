@@ -11,6 +11,7 @@ from wima.algorithms.base import Algorithm
 from wima.algorithms.server_opt import BY_NAME as SERVERS, SGD, Momentum, ServerOpt
 from wima.averaging.base import Averager
 from wima.core.errors import check
+from wima.engine.exams import BY_NAME as FINE_TUNING, FineTune
 from wima.engine.privacy import BY_NAME as PRIVACY, Gaussian
 from wima.simulation import schedules
 from wima.task.task import Task
@@ -25,6 +26,7 @@ def check_parts(
     averagers: Any = (),
     schedule: Any = None,
     privacy: Any = None,
+    finetune: Any = None,
 ) -> None:
     """Raise `UsageError` for what is no such object, with what to write; None is a default."""
     check(
@@ -44,6 +46,8 @@ def check_parts(
         _check("schedule", _has(schedule, "factor"), schedule, schedules.BY_NAME)
     if privacy is not None:
         _check("privacy", isinstance(privacy, Gaussian), privacy, PRIVACY)
+    if finetune is not None:
+        _check("finetune", isinstance(finetune, FineTune), finetune, FINE_TUNING)
 
 
 def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:

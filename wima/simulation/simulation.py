@@ -12,44 +12,33 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
 from inspect import signature
-from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from wima.algorithms.base import Algorithm
 from wima.algorithms.fedavg import FedAvg
 from wima.algorithms.server_opt import SGD, ServerOpt
+from wima.algorithms.traffic import visit_bytes
 from wima.averaging import Averager, Watch, named
 from wima.core.errors import Diverged, RunError, check, unknown
 from wima.core.vector import Vector, one_thread
 from wima.data.batches import LocalSGD
 from wima.engine.base import RoundState, Setup, first_state, located, untouched
+from wima.engine.exams import FineTune
 from wima.engine.faults import Faults
 from wima.engine.make import MakeEngine, make_engine
 from wima.engine.options import RunOptions
 from wima.engine.privacy import Gaussian
 from wima.simulation.arguments import check_parts, check_server_rule, shown
 from wima.simulation.cohorts import Cohorts, check_cohort_size, make_cohorts
+from wima.simulation.examination import Examined, examine, finetuned, prepared
 from wima.simulation.private import Ledger, ledger
+from wima.simulation.record import Record as Record
 from wima.simulation.schedules import Constant, Schedule
 from wima.storage.segments import Storage
-from wima.task.evaluation import Metrics
+from wima.task.evaluation import Detail
 from wima.task.task import Task, data_checksum
 
 PATIENCE = 3  # rounds in a row without a usable update, which end the run
-
-
-class Record(NamedTuple):
-    """One round as it happened; its metrics are those of the models after t rounds."""
-
-    t: int  # rounds done
-    cohort: list[int]
-    lr: float
-    metrics: dict[str, Metrics]  # name of the model -> metric -> value; empty if not evaluated
-    seconds: float
-    dropped: tuple[int, ...] = ()  # clients of the cohort that never answered
-    excluded: tuple[int, ...] = ()  # clients that sent what is not finite, see `Faults`
-    windows: Mapping[str, int] = MappingProxyType({})  # models in averages whose window varies
-    privacy: Mapping[str, float] = MappingProxyType({})  # epsilon so far, and the next clip
 
 
 class Simulation:
@@ -65,10 +54,11 @@ class Simulation:
         storage: Storage,
         make: MakeEngine | None = None,
         spent: Ledger | None = None,
+        finetune: FineTune | None = None,
     ) -> None:
         self.setup, self.options, self.rounds, self.t = setup, options, options.rounds, 0
         self.between_rounds = True  # all state is that after t rounds
-        self.ledger = spent
+        self.ledger, self._finetune = spent, finetune
         self._closed, self._schedule, self._cohorts = False, schedule, cohorts
         self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
         self._unusable = 0  # rounds in a row of which no update could be used
@@ -78,6 +68,7 @@ class Simulation:
         layout = setup.task.layout
         ring = {"mapped": self.store if storage.mapped_window else None, "dtype": storage.dtype}
         self.watch = Watch(averagers, self.state.w, layout.mask if layout else None, **ring)
+        self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.trained)
         models = len(self.watch.averagers)
         self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
 
@@ -141,15 +132,27 @@ class Simulation:
         state.memory.commit()
         self.state = state
         self.watch.update(self._served(), state.fresh)
-        metrics = {}
-        if self.options.evaluates(t + 1):
-            self._begin(t + 1)
-            metrics = self._engine.evaluate(self.vectors())
+        found = self._examined(t + 1)
         self.t, self.between_rounds = t + 1, True
         dropped = tuple(client for client in cohort if client not in answer)
         seconds = time.perf_counter() - begin
         facts = (dropped, self.state.excluded, self.watch.used(), self._spent())
-        return Record(self.t, cohort, lr, metrics, seconds, *facts)
+        sent = self._visit_bytes.of_round(len(cohort), len(answer)) if self._visit_bytes else {}
+        return Record(self.t, cohort, lr, found.metrics, seconds, *facts, sent, *found[1:])
+
+    def _examined(self, t: int) -> Examined:
+        """What the models after t rounds score."""
+        if self._finetune and t == self.rounds:
+            about = (self._engine, self.setup.task, self.vectors())
+            return self._scored(t)._replace(finetuned=finetuned(*about, self._finetune, t))
+        return self._scored(t)
+
+    def _scored(self, t: int) -> Examined:
+        if not self.options.evaluates(t):
+            return Examined({})
+        self._begin(t)
+        detail = Detail(self.options.evaluates_clients(t), self.options.calibration)
+        return examine(self._engine, self.setup.task, self.vectors(), detail)
 
     def _spent(self) -> dict[str, float]:
         if self.ledger is None or self.state.clip is None:
@@ -231,6 +234,7 @@ def simulate(
     cohorts: Cohorts | str | None = None,
     faults: Faults | None = None,
     privacy: Gaussian | None = None,
+    finetune: FineTune | None = None,
     storage: Storage | None = None,
     make: MakeEngine | None = None,
     **options: Any,
@@ -243,12 +247,13 @@ def simulate(
     cohorts: "uniform" (the default), "poisson", or a function (seed, t) -> the clients of round t.
     faults: clients that drop out, straggle or return nonsense; see `Faults`.
     privacy: clip the clients' updates and add noise to their sum; see `Gaussian`.
+    finetune: let clients fine-tune the final models on their own; see `FineTune`.
     make: a function that makes the engine.
     With engine "distributed", all ranks call this; the iterators of ranks 1, 2, ... solve what rank
     0 sends them and give no records.
     """
     run, sgd = sorted_out(options)
-    check_parts(task, algorithm, server_opt, averagers, schedule, privacy)
+    check_parts(task, algorithm, server_opt, averagers, schedule, privacy, finetune)
     check_cohort_size(run.clients_per_round, task.data.num_clients)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
     check_server_rule(algorithm, server_opt, run.stack_server)
@@ -262,6 +267,7 @@ def simulate(
         "privacy is for the simulator. On Flower, wrap a strategy in one of Flower's own for "
         "differential privacy, and that in `averaged`.",
     )
+    task = prepared(task, run, finetune)
     spent = ledger(privacy, task, algorithm, run, cohorts) if privacy else None
     setup = (task, algorithm, server_opt, sgd, run.weighting, run.seed, faults or Faults(), judged)
     return Simulation(
@@ -273,6 +279,7 @@ def simulate(
         storage or Storage(),
         make,
         spent,
+        finetune,
     )
 
 

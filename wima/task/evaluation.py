@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from wima.core.vector import Vector
+from wima.data.federated import Array
+from wima.task.calibration import Bins, bins_of, flat, merged
 from wima.task.objectives import Loss, Metric
 from wima.task.workspace import Workspace
 
 Metrics: TypeAlias = dict[str, float]
-Totals: TypeAlias = list[tuple[float, int]]  # sum and count of each measure
+Total: TypeAlias = tuple[float, int]  # sum and count of a measure
+
+
+class Detail(NamedTuple):
+    """What is asked for besides metrics."""
+
+    clients: bool = False  # the leading metric on each client's own examples
+    calibration: bool = False
+
+
+NO_DETAIL = Detail()
+
+
+class Scores(NamedTuple):
+    """What a model scores on a batch; JSON makes lists of it."""
+
+    totals: list[Total]  # of each measure
+    clients: list[tuple[int, float, int]]  # client, sum and count of the leading metric
+    bins: Bins
+
+
+class Found(NamedTuple):
+    """What a model scores on all examples."""
+
+    metrics: Metrics
+    clients: dict[int, float]  # the leading metric of each client
+    bins: Bins
 
 
 class Evaluation:
-    """A function of a vector.  Sums are taken piece by piece, in whichever process."""
+    """A function of a vector.  Sums are taken piece by piece, in whichever process.
+
+    owners: the client of each example, -1 for none.  Metrics are over the first `pooled` examples,
+    by default all; those behind them are only for the metrics of their clients.
+    """
 
     def __init__(
         self,
@@ -27,59 +61,125 @@ class Evaluation:
         loss: Loss,
         metrics: Mapping[str, Metric],
         batch_size: int,
+        owners: Array | None = None,
+        pooled: int | None = None,
     ) -> None:
         self.workspace, self.x, self.y = workspace, x, y
         self.loss, self.metrics = loss, metrics
         self.measures: dict[str, Metric] = {**metrics, "loss": loss}
-        self.batch_size = batch_size
+        self.batch_size, self.owners = batch_size, owners
+        self.pooled = len(x) if pooled is None else pooled
 
     def __call__(self, w: Vector) -> Metrics:
-        return self.together([w])[0]
-
-    def together(self, models: Sequence[Vector]) -> list[Metrics]:
-        """The metrics of several models in one pass over the examples."""
-        return self.combine([self.piece(k, models) for k in range(self.pieces)])
+        pieces = range(self.pieces())
+        return self.combine([self.piece(k, [w]) for k in pieces])[0].metrics
 
     def without_examples(self) -> Evaluation:
         """A copy to send to other processes, which get the examples separately."""
-        return Evaluation(
-            self.workspace, self.x[:0], self.y[:0], self.loss, self.metrics, self.batch_size
-        )
+        return self._with(self.x[:0], self.y[:0], self.owners)
+
+    def of_clients(self, clients: Array) -> Evaluation:
+        """A copy that knows no other clients than these."""
+        assert self.owners is not None
+        owners = np.where(np.isin(self.owners, clients), self.owners, -1)
+        kept = np.flatnonzero((owners >= 0) | (np.arange(len(owners)) < self.pooled))
+        if len(kept) == len(owners):
+            return self._with(self.x, self.y, owners)
+        return self._with(self.x[kept], self.y[kept], owners[kept])
+
+    def _with(self, x: Tensor, y: Tensor, owners: Array | None) -> Evaluation:
+        more = (self.loss, self.metrics, self.batch_size, owners, self.pooled)
+        return Evaluation(self.workspace, x, y, *more)
 
     @property
-    def pieces(self) -> int:
-        """How many batches the examples make."""
-        return -(-len(self.x) // self.batch_size)
+    def clients(self) -> Array:
+        """The clients that have examples of their own."""
+        return np.unique([] if self.owners is None else self.owners[self.owners >= 0])
 
-    @torch.inference_mode()
-    def piece(self, k: int, models: Sequence[Vector]) -> list[Totals]:
+    @property
+    def leading(self) -> str:
+        """The metric by which clients are compared: the first."""
+        return next(iter(self.measures))
+
+    def pieces(self, detail: Detail = NO_DETAIL) -> int:
+        """How many batches the examples make that are asked for."""
+        behind = len(self.x) - self.pooled if detail.clients else 0
+        return self._batches(self.pooled) + self._batches(behind)
+
+    def _batches(self, examples: int) -> int:
+        return -(-examples // self.batch_size)
+
+    def _place(self, k: int) -> slice:
+        """The examples of the k-th batch: none has pooled ones and others."""
+        first = self._batches(self.pooled)
+        start, end = (0, self.pooled) if k < first else (self.pooled, len(self.x))
+        start += self.batch_size * (k if k < first else k - first)
+        return slice(start, min(end, start + self.batch_size))
+
+    def piece(self, k: int, models: Sequence[Vector], detail: Detail = NO_DETAIL) -> list[Scores]:
         """What each model scores on the k-th batch."""
-        module, transform = self.workspace.module, self.workspace.transform
-        place = slice(k * self.batch_size, (k + 1) * self.batch_size)
-        x, y = self.x[place], self.y[place].to(self.workspace.device)
-        x = (transform.evaluate(x) if transform else x).to(self.workspace.device)
-        module.eval()
+        place = self._place(k)
+        x, y = self._examples(place)
+        owners = self.owners[place] if detail.clients and self.owners is not None else None
         scores = []
         for w in models:
-            self.workspace.w.copy_(w)
-            scores.append(self._score(module(x), y))
+            output, pooled = self._output(w, x), place.start < self.pooled
+            totals = [_total(m, output, y) for m in self.measures.values()] if pooled else []
+            clients = [] if owners is None else self._by_client(output, y, owners)
+            binned = detail.calibration and pooled
+            bins = bins_of(*flat(self.measures[self.leading], output, y)) if binned else []
+            scores.append(Scores(totals, clients, bins))
         return scores
 
-    def _score(self, output: Tensor, y: Tensor) -> Totals:
-        totals = []
-        for measure in self.measures.values():
-            value = measure(output, y)
-            total, count = value if isinstance(value, tuple) else (value * len(y), len(y))
-            totals.append((float(total), int(count)))
-        return totals
+    def of_client(self, client: int, w: Vector) -> Total:
+        """Sum and count of the leading metric on a client's own examples."""
+        assert self.owners is not None
+        own, totals = np.flatnonzero(self.owners == client), []
+        for rows in np.array_split(own, self._batches(len(own))):
+            x, y = self._examples(rows)
+            totals.append(_total(self.measures[self.leading], self._output(w, x), y))
+        return sum(total for total, _ in totals), sum(count for _, count in totals)
 
-    def combine(self, scores: Sequence[Sequence[Totals]]) -> list[Metrics]:
-        """Pieces -> the metrics of each model."""
-        results = []
-        for model in range(len(scores[0])):
-            metrics = {}
-            for j, name in enumerate(self.measures):
-                pairs = [piece[model][j] for piece in scores]
-                metrics[name] = sum(t for t, _ in pairs) / max(1, sum(c for _, c in pairs))
-            results.append(metrics)
-        return results
+    def _examples(self, rows: slice | Array) -> tuple[Tensor, Tensor]:
+        transform, device = self.workspace.transform, self.workspace.device
+        x, y = self.x[rows], self.y[rows].to(device)
+        return (transform.evaluate(x) if transform else x).to(device), y
+
+    @torch.inference_mode()
+    def _output(self, w: Vector, x: Tensor) -> Tensor:
+        self.workspace.module.eval()
+        self.workspace.w.copy_(w)
+        return self.workspace.module(x)  # type: ignore[no-any-return]
+
+    def _by_client(self, output: Tensor, y: Tensor, owners: Array) -> list[tuple[int, float, int]]:
+        """The leading metric of each run of examples of one client."""
+        starts = [0, *(np.flatnonzero(owners[1:] != owners[:-1]) + 1).tolist(), len(owners)]
+        measure = self.measures[self.leading]
+        return [
+            (int(owners[a]), *_total(measure, output[a:b], y[a:b]))
+            for a, b in pairwise(starts)
+            if owners[a] >= 0
+        ]
+
+    def combine(self, pieces: Sequence[Sequence[Scores]]) -> list[Found]:
+        """What each model scores on all pieces together."""
+        models = zip(*pieces, strict=True)
+        return [self._found([Scores(*scores) for scores in model]) for model in models]
+
+    def _found(self, pieces: list[Scores]) -> Found:
+        metrics = {}
+        for j, name in enumerate(self.measures):
+            pairs = [piece.totals[j] for piece in pieces if piece.totals]
+            metrics[name] = sum(t for t, _ in pairs) / max(1, sum(c for _, c in pairs))
+        sums: dict[int, Total] = {}
+        for client, total, count in (one for piece in pieces for one in piece.clients):
+            before = sums.get(client, (0.0, 0))
+            sums[client] = before[0] + total, before[1] + count
+        clients = {client: total / max(1, count) for client, (total, count) in sums.items()}
+        return Found(metrics, clients, merged([piece.bins for piece in pieces if piece.bins]))
+
+
+def _total(measure: Metric, output: Tensor, y: Tensor) -> Total:
+    value = measure(output, y)
+    total, count = value if isinstance(value, tuple) else (value * len(y), len(y))
+    return float(total), int(count)

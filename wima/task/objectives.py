@@ -47,11 +47,19 @@ class CharacterAccuracy:
         self._skip, self._never = list(skip), list(never)
 
     def __call__(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        possible = output.clone()
-        possible[..., self._never] = -torch.inf
-        counts = ~torch.isin(y, torch.tensor(self._skip, device=y.device))
+        possible, counts = self._masked(output, y)
         right = (possible.argmax(dim=-1) == y) & counts
         return right.sum(), counts.sum()
+
+    def flat(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores and targets that count, one row each."""
+        possible, counts = self._masked(output, y)
+        return possible[counts], y[counts]
+
+    def _masked(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        possible = output.clone()
+        possible[..., self._never] = -torch.inf
+        return possible, ~torch.isin(y, torch.tensor(self._skip, device=y.device))
 
 
 def objective(kind: str, metric: str = "clean") -> Objective:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Flat, Layout, Vector
 from wima.data.batches import Batch
-from wima.data.federated import FederatedData
+from wima.data.federated import Array, FederatedData, as_array
+from wima.data.holdout import hold_out
 from wima.data.mapped import as_tensor, release
 from wima.data.transform import Transform
 from wima.task.device import seeded
@@ -63,6 +64,9 @@ def make_task(
     transform: Transform | None = None,
     eval_batch_size: int = 256,
     device: str = "cpu",
+    test_clients: Any = None,
+    client_test: float | None = None,
+    data_seed: int = 0,
 ) -> Task:
     """A task from a torch module, federated training data and test examples (x, y).
 
@@ -71,6 +75,9 @@ def make_task(
     (output, y) and return the mean over the batch; the only metric by default is `accuracy`.
     `transform` turns stored examples into what the model takes.  `device`: where the model and all
     vectors live; examples stay in memory and follow batch by batch.
+
+    To evaluate models for each client: `test_clients` is the client of each test example, -1 for
+    none; or `client_test` is the share of each client's training examples to hold out instead.
     """
     check(
         callable(model),
@@ -82,7 +89,13 @@ def make_task(
     check(len(x) == len(y), f"Test x and y must have one length, got {len(x)} and {len(y)}.")
     check(len(x) > 0, "There are no test examples.")
     measures = {"accuracy": accuracy} if metrics is None else metrics
-    evaluate = Evaluation(workspace, x, y, loss, measures, eval_batch_size)
+    owners = None if test_clients is None else _checked_owners(test_clients, data, len(x))
+    pooled = len(x)
+    if client_test is not None:
+        held = hold_out(data, client_test, data_seed)
+        data, owners = held.train, np.append(np.full(len(x), -1), held.clients)
+        x, y = (torch.cat([a, as_tensor(b)]) for a, b in ((x, held.x), (y, held.y)))
+    evaluate = Evaluation(workspace, x, y, loss, measures, eval_batch_size, owners, pooled)
     _try(workspace, data, y, loss)
     layout = workspace.flat.layout
 
@@ -91,6 +104,21 @@ def make_task(
             return Flat(factory()).w.to(workspace.device, copy=True)
 
     return Task(data, init, workspace.gradient_at, evaluate, layout.trained, layout, workspace)
+
+
+def _checked_owners(given: Any, data: FederatedData, count: int) -> Array:
+    owners = as_array(given, "test_clients")
+    check(
+        owners.shape == (count,) and owners.dtype.kind in "iu",
+        "test_clients must be the number of a client for each test example, or -1; expected "
+        f"{count} integers, got {owners.dtype} of shape {owners.shape}.",
+    )
+    check(
+        owners.min() >= -1 and owners.max() < data.num_clients,
+        f"test_clients must be in -1..{data.num_clients - 1}, got {owners.min()} to "
+        f"{owners.max()}.",
+    )
+    return owners
 
 
 def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) -> None:

@@ -24,8 +24,8 @@ def read_femnist(source: Path) -> RawData:
     """FedJAX's two SQLite files, or LEAF's folders train/ and test/ of JSON files."""
     train, test = _sources(source)
     x, y, writers = _join(train, _fedjax(train) if train.is_file() else _leaf(train))
-    x_test, y_test, _ = _join(test, _fedjax(test) if test.is_file() else _leaf(test))
-    return RawData(x, y, x_test, y_test, 62, clients=writers)
+    x_test, y_test, tested = _join(test, _fedjax(test) if test.is_file() else _leaf(test))
+    return RawData(x, y, x_test, y_test, 62, clients=writers, test_clients=tested)
 
 
 def _sources(source: Path) -> tuple[Path, Path]:

@@ -39,8 +39,8 @@ def read_shakespeare(source: Path) -> RawData:
     """FedJAX's two SQLite files."""
     fedjax.check_folder(source, FILES)
     x, y, roles = _join(source / FILES[0])
-    x_test, y_test, _ = _join(source / FILES[1])
-    return RawData(x, y, x_test, y_test, VOCABULARY, clients=roles)
+    x_test, y_test, tested = _join(source / FILES[1])
+    return RawData(x, y, x_test, y_test, VOCABULARY, roles, test_clients=tested)
 
 
 def _join(path: Path) -> tuple[Array, Array, Array]:

@@ -30,7 +30,7 @@ from wima.algorithms.base import State
 from wima.algorithms.traffic import emptied, reads, sends_extra
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Vector
-from wima.engine.base import Engine, RoundState, Setup, evaluate_here
+from wima.engine.base import Engine, RoundState, Setup
 from wima.engine.server import Updates, observed, step
 from wima.flower.app.options import Options, check_known
 from wima.flower.app.records import pack, to_arrays
@@ -42,7 +42,6 @@ from wima.runs import launch
 from wima.runs.folder import read_run
 from wima.runs.settings import Settings
 from wima.simulation.arguments import check_server_rule
-from wima.task.evaluation import Metrics
 
 log = logging.getLogger(__name__)
 GRADIENT = f"{MessageType.TRAIN}.gradient"
@@ -79,7 +78,7 @@ class Federation(Strategy, Engine):
         self._algorithm = ServerSide(complete=complete)
         self._sends_extra, self._reads = sends_extra(complete), reads(complete)
         self._grid: Grid
-        self._setup: Setup
+        self.setup: Setup
         self._roster: Roster
         self._now: Current
         self._after: RoundState
@@ -131,16 +130,13 @@ class Federation(Strategy, Engine):
         )
 
     def _engine(self, setup: Setup) -> Federation:
-        self._setup = setup
+        self.setup = setup
         clients, file = setup.task.data.num_clients, self.out / "nodes.json"
         self._roster = Roster(self._grid, clients, self.options, file)
         return self
 
     def _cohort(self, seed: int, t: int) -> list[int]:
         return self._roster.cohort(seed, t, self.settings.clients_per_round)
-
-    def evaluate(self, models: dict[str, Vector]) -> dict[str, Metrics]:
-        return evaluate_here(self._setup.task, models)
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         there = self._roster.connected()
@@ -165,7 +161,7 @@ class Federation(Strategy, Engine):
         replies = self._ask(self._messages(GRADIENT, arrays, config, ()))
         updates = self._updates(replies, {"gradient": trained})
         gradients = ((self._weight(i, u), u.vectors["gradient"]) for i, u in updates.items())
-        server, self._gradient = observed(self._setup, now.server, now.t, gradients)
+        server, self._gradient = observed(self.setup, now.server, now.t, gradients)
         self._now = now._replace(server=server, nodes={i: now.nodes[i] for i in updates})
 
     def configure_train(
@@ -184,7 +180,7 @@ class Federation(Strategy, Engine):
         messages = []
         for i, node in nodes.items():
             counted = state.memory.read(i, self._trained()).t
-            share = float(self._setup.faults.share(self._setup.seed, t, i))
+            share = float(self.setup.faults.share(self.setup.seed, t, i))
             own = {"server": text, "counted": counted, "share": share}
             records = {"model": arrays, "server": server_arrays}
             content = RecordDict({**records, "round": ConfigRecord({**dict(config), **own})})
@@ -246,27 +242,27 @@ class Federation(Strategy, Engine):
     def _step(self, updates: dict[int, Update]) -> RoundState:
         """The server's step, as every engine takes it."""
         state, server, t, _ = self._now
-        received = Updates(self._setup, state)
+        received = Updates(self.setup, state)
         for i, update in updates.items():
             state.memory.write(i, Counted(t))
             vectors = {name: v.to(state.w.device) for name, v in update.vectors.items()}
             extra, rest = vectors.get("extra"), vectors.get("rest")
             received.add(self._weight(i, update), vectors["delta"], extra, rest)
-        means = received.means(self._setup, t)
+        means = received.means(self.setup, t)
         if means is None:
             return state._replace(fresh=None)
         if self._gradient is not None:
             means = means._replace(fresh=self._gradient)
-        return step(self._setup, state, server, means, t)
+        return step(self.setup, state, server, means, t)
 
     def _trained(self) -> Vector:
-        return self._now.state.w[: self._setup.trained]
+        return self._now.state.w[: self.setup.trained]
 
     def _weight(self, i: int, update: Update) -> float:
         """The examples of a client, but no more than agreed: it could claim any number."""
-        if self._setup.weighting != "examples":
+        if self.setup.weighting != "examples":
             return 1.0
-        most = self.options.most_examples or self._setup.task.data.size(i)
+        most = self.options.most_examples or self.setup.task.data.size(i)
         node = self._now.nodes[i]
         if update.examples > most and node not in self._cut:
             self._cut.add(node)

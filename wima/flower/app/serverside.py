@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wima.algorithms.base import Algorithm, Extra, ExtraMean, FullGradient, State
+from wima.algorithms.base import Algorithm, Extra, ExtraMean, FullGradient, Local, State, Visit
 from wima.core.vector import Vector
 
 
@@ -41,6 +41,15 @@ class ServerSide(Algorithm):
 
     def observe(self, gradient: Vector, server: State) -> State:
         return self.complete.observe(gradient, server)
+
+    # Clients do the next two elsewhere; here they are only tried, to find out what is sent.
+
+    def local(self, w: Vector, server: State, client: Counted) -> Local:
+        return self.complete.local(w, server, self.complete.client_init(w))
+
+    def client_finish(self, visit: Visit, server: State, client: Counted) -> tuple[Extra, Counted]:
+        memory = self.complete.client_init(visit.start)
+        return self.complete.client_finish(visit, server, memory)[0], client
 
     def server_update(
         self, w: Vector, delta: Vector, extra: Extra, server: State, fraction: float

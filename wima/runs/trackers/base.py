@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from wima.core.errors import UsageError
 from wima.runs.folder import Run, seconds_of
+from wima.runs.records import from_line
 from wima.runs.settings import Settings
 from wima.simulation.simulation import Record
 
@@ -68,24 +69,25 @@ def _flat(value: Any) -> str | float:
 def scalars(record: Record) -> dict[str, float]:
     """A round's numbers: `accuracy/plain`, `accuracy/wima50`, `loss/plain`, ..., `seconds`, `lr`.
 
-    Every round has `lr`, and it comes last: where it is recorded, the round is complete.
+    Where clients were evaluated, also `clients-mean/plain`, `clients-worst/plain`, ...  Every round
+    has `lr`, and it comes last: where it is recorded, the round is complete.
     """
     metrics = {
         f"{metric}/{model}": value
         for model, values in record.metrics.items()
         for metric, value in values.items()
     }
+    clients = {
+        f"clients-{name}/{model}": values[name]
+        for model, values in record.clients.items()
+        for name in ("mean", "worst")
+    }
     seconds = {} if isnan(record.seconds) else {"seconds": record.seconds}
-    return {**metrics, **seconds, "lr": record.lr}
+    return {**metrics, **clients, **seconds, "lr": record.lr}
 
 
 def recorded(run: Run) -> Iterator[Record]:
     """The rounds in a run's folder, as they were when they happened."""
     seconds = seconds_of(run.path)
     for line in run.records:
-        metrics = {
-            model: {name: nan if value is None else value for name, value in values.items()}
-            for model, values in line["metrics"].items()
-        }
-        took = seconds.get(line["t"], nan)
-        yield Record(line["t"], line.get("cohort", []), line.get("lr", nan), metrics, took)
+        yield from_line({"cohort": [], "lr": None, **line}, seconds.get(line["t"], nan))

@@ -1,0 +1,75 @@
+"""Questions about models that any process can answer, piece by piece.
+
+A piece is a batch of test examples, or a client that fine-tunes the models.  Answers are JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from wima.algorithms.base import Local
+from wima.core.checks import check_count, check_rate
+from wima.core.vector import Vector
+from wima.engine.local import Problem, Solver
+from wima.task.evaluation import Detail, Evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTune:
+    """After the last round, clients go on by themselves: so many steps of SGD at this rate.
+
+    Batches are of the run's size, weight decay is the run's; there is no momentum.
+    """
+
+    steps: int = 10
+    lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_count("finetune.steps", self.steps)
+        check_rate("finetune.lr", self.lr)
+
+
+BY_NAME = {"sgd": FineTune}
+
+
+class Exam(NamedTuple):
+    """What is asked, and of which pieces."""
+
+    pieces: Sequence[int]
+    detail: Detail = Detail()
+    finetune: FineTune | None = None
+    t: int = 0  # rounds done
+
+    def answer(self, solver: Solver, piece: int, models: Sequence[Vector]) -> list[Any]:
+        """The answer of one piece, for each model."""
+        evaluation = solver.task.evaluate
+        assert isinstance(evaluation, Evaluation)
+        if self.finetune is None:
+            return evaluation.piece(piece, models, self.detail)
+        return [self._tuned(solver, self.finetune, piece, w) for w in models]
+
+    def _tuned(self, solver: Solver, how: FineTune, client: int, w: Vector) -> list[Any]:
+        """Sum and count of the client's leading metric, before and after it fine-tuned w."""
+        evaluation = solver.task.evaluate
+        assert isinstance(evaluation, Evaluation)
+        sgd = replace(solver.sgd, steps=how.steps, momentum=0.0, clip=None)
+        local = Local(w[: solver.task.trained].clone())
+        solution = Solver(solver.task, sgd, solver.seed).solve(
+            Problem(self.t, client, how.lr, w, local)
+        )
+        assert solution.end is not None
+        return [evaluation.of_client(client, model) for model in (w, solution.end)]
+
+    def fields(self) -> dict[str, Any]:
+        """What another process needs to know, as JSON."""
+        tuning = None if self.finetune is None else asdict(self.finetune)
+        return {"detail": self.detail, "finetune": tuning, "t": self.t}
+
+
+def exam_of(fields: dict[str, Any]) -> Exam:
+    """The exam of such fields, without its pieces."""
+    tuning = fields["finetune"]
+    how = None if tuning is None else FineTune(**tuning)
+    return Exam((), Detail(*fields["detail"]), how, fields["t"])

@@ -1,0 +1,61 @@
+"""How far a model's confidence is from its accuracy.
+
+Guo et al. 2017: predictions are sorted into bins of equal width by their confidence, the largest
+probability.  The expected calibration error is the mean over predictions of
+|accuracy - mean confidence| of their bin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from wima.core.errors import check
+
+BINS = 15
+Bins: TypeAlias = list[tuple[int, float, float]]  # predictions, sum of confidences, right ones
+
+
+def flat(metric: Any, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """A row of class scores per prediction, and its label.
+
+    A metric that leaves predictions out, such as padding, has a method `flat` that does so here.
+    """
+    output, y = metric.flat(output, y) if hasattr(metric, "flat") else (output, y)
+    check(
+        output.ndim == 2 and y.ndim == 1 and not y.is_floating_point(),
+        "calibration needs a model with a score for each class and integer labels, got outputs of "
+        f"shape {tuple(output.shape)} and labels of shape {tuple(y.shape)} ({y.dtype}).",
+    )
+    return output, y
+
+
+def bins_of(output: Tensor, y: Tensor) -> Bins:
+    """Sums over the predictions of each bin."""
+    confidence, label = torch.softmax(output.double(), dim=1).max(dim=1)
+    place = (confidence * BINS).ceil().sub(1).nan_to_num(0).clamp(0, BINS - 1).long()
+    right = (label == y).double()
+    sums = [torch.bincount(place, weights, BINS).tolist() for weights in (confidence, right)]
+    counts = torch.bincount(place, minlength=BINS).tolist()
+    return list(zip(counts, *sums, strict=True))
+
+
+def merged(pieces: Sequence[Bins]) -> Bins:
+    """The sums over several pieces."""
+    return [
+        (sum(n for n, _, _ in bins), sum(c for _, c, _ in bins), sum(r for _, _, r in bins))
+        for bins in zip(*pieces, strict=True)
+    ]
+
+
+def calibration_error(bins: Bins) -> float:
+    """The expected calibration error."""
+    return sum(abs(c - r) for _, c, r in bins) / max(1, sum(n for n, _, _ in bins))
+
+
+def reliability(bins: Bins) -> list[list[float | None]]:
+    """Of each bin: predictions, mean confidence and accuracy, if it has any."""
+    return [[n, c / n, r / n] if n else [0, None, None] for n, c, r in bins]
