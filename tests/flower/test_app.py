@@ -28,10 +28,11 @@ from tests.helpers.paths import ROOT
 from wima import models
 from wima.algorithms import BY_NAME
 from wima.algorithms.traffic import traffic
+from wima.core.distribution import summary
 from wima.core.errors import RunError, UsageError
 from wima.flower import Federation, Options
 from wima.flower.app.options import read_order
-from wima.flower.app.result import as_text
+from wima.flower.app.result import as_result, as_text
 from wima.runs.build import build, build_task
 from wima.storage import manifests
 from wima.storage.segments import Segments
@@ -208,6 +209,24 @@ def test_the_result_is_flowers_with_all_models_metrics(tmp_path):
     metrics_line, models_line = as_text(result, tmp_path / "run")
     assert f"wima2/accuracy {metrics['wima2/accuracy']:.3f}" in metrics_line
     assert "plain.safetensors, wima2.safetensors" in models_line
+
+
+def test_the_result_has_what_records_say_of_clients(tmp_path):
+    _, run = over(LocalGrid(len(SIZES)), settings_of(tmp_path), tmp_path / "run")
+    for record in run.records:
+        record.pop("clients", None)
+    assert as_result(run).clients == {}
+    plain, average = summary([0.5, 0.6]), summary([0.5, 0.7], [0.5, 0.6])
+    run.records[-1]["clients"] = {"plain": plain, "wima2": average}
+    expected = {"plain": {"accuracy": plain}, "wima2": {"accuracy": average}}
+    assert as_result(run).clients == {5: expected}
+    assert average["gained"] == 1
+
+
+def test_nodes_are_never_asked_to_evaluate(tmp_path):
+    grid = LocalGrid(len(SIZES))
+    over(grid, settings_of(tmp_path), tmp_path / "run")
+    assert {kind for _, kind in grid.sent} == {"query", "train"}
 
 
 def test_the_example_app_shows_what_the_average_is_for():

@@ -43,6 +43,10 @@ def test_the_examples_run_in_their_order(capsys):
     assert [*map(float, found.groups())] == pytest.approx([*map(float, said)], abs=0.02)
     assert "plain ['plain', 'wima10']" in printed
     assert "(64, 10)" in printed
+    counted, *said = re.search(r"# (\d+) clients, mean (.*), worst (.*)", PAGE).groups()
+    found = names["found"]
+    assert found["count"] == int(counted)
+    assert [found["mean"], found["worst"]] == pytest.approx([*map(float, said)], abs=0.02)
     average, plain = names["result"].models["wima5"], names["result"].models["plain"]
     assert not np.array_equal(average["w"].numpy(), plain["w"].numpy())
     masking = ClientApp(client_fn, mods=[secaggplus_mod])

@@ -22,10 +22,11 @@ from flwr.server.strategy import (
 )
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
-from tests.helpers.flower_legacy import INITIAL, NODES, SIZES, client_fn, update
+from tests.helpers.flower_legacy import INITIAL, NODES, SIZES, Client, client_fn, update
 from tests.helpers.listener import Listener, heard
 from wima import WIMA, UsageError
 from wima.averaging import Watch
+from wima.core.distribution import summary
 from wima.flower import LocalGrid, averaged_legacy
 
 ROUNDS, W = 4, 2
@@ -105,6 +106,25 @@ def test_clients_evaluate_the_average():
     _, history = play(strategy)
     average = parameters_to_ndarrays(strategy.averaging.model(f"wima{W}"))
     assert dict(history.losses_distributed)[ROUNDS] == pytest.approx(np.abs(average[0]).sum())
+
+
+def test_the_distribution_over_clients_is_of_what_they_return(monkeypatch):
+    def evaluate(self, parameters, config):
+        found = {"accuracy": self.partition / NODES, "note": "fine", "done": True}
+        return float(np.abs(parameters[0]).sum()) + self.partition, 1, found
+
+    monkeypatch.setattr(Client, "evaluate", evaluate)
+    strategy = averaged_legacy(FedAvg(**settings()), WIMA(W))
+    play(strategy)
+    average = parameters_to_ndarrays(strategy.averaging.model(f"wima{W}"))
+    losses = [float(np.abs(average[0]).sum()) + k for k in range(NODES)]
+    clients = strategy.averaging.clients
+    assert list(clients) == list(range(1, ROUNDS + 1))
+    found = clients[ROUNDS][f"wima{W}"]
+    assert set(found) == {"loss", "accuracy"}
+    assert found["accuracy"] == summary([k / NODES for k in range(NODES)])
+    assert found["loss"]["worst"] == pytest.approx(max(losses))
+    assert found["loss"]["mean"] == pytest.approx(np.mean(losses))
 
 
 def masked_vectors(grid: Listening) -> list[tuple[int, list[np.ndarray]]]:

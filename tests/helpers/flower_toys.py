@@ -49,8 +49,11 @@ def metrics(arrays: ArrayRecord) -> MetricRecord:
     return MetricRecord({"loss": float(((w - 3) ** 2).sum()), "accuracy": float(w.mean())})
 
 
-def pulling(fails: tuple[int, ...] = ()) -> ClientApp:
-    """Clients that draw noise from the global generators; in rounds `fails` all of them fail."""
+def pulling(fails: tuple[int, ...] = (), score=lambda partition, arrays: metrics(arrays)):
+    """Clients that draw noise from the global generators; in rounds `fails` all of them fail.
+
+    score(partition, arrays): the metrics that a client returns.
+    """
     app = ClientApp()
 
     @app.train()
@@ -68,7 +71,8 @@ def pulling(fails: tuple[int, ...] = ()) -> ClientApp:
 
     @app.evaluate()
     def evaluate(message: Message, context) -> Message:
-        found = MetricRecord({**metrics(message.content["arrays"]), "num-examples": 1})
+        found = score(context.node_config["partition-id"], message.content["arrays"])
+        found = MetricRecord({**found, "num-examples": 1})
         return Message(RecordDict({"metrics": found}), reply_to=message)
 
     return app

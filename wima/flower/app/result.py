@@ -13,14 +13,23 @@ from wima.flower.app.records import to_arrays
 from wima.runs.folder import Run
 
 SERVED = "plain"
+METRIC = "accuracy"  # by which records compare clients; all tasks of settings have it
 
 
 def as_result(run: Run) -> Result:
-    """The metrics and `models` of the run, by name; `arrays` is the plain one, as `served` says."""
+    """The metrics and `models` of the run, by name; `arrays` is the plain one, as `served` says.
+
+    `clients` is as that of an averaged strategy: by round, model and metric.
+    """
     files = sorted((run.path / "models").glob("*.safetensors"))
     models = {file.stem: to_arrays(load_file(file)) for file in files}
     result = Result(arrays=models[SERVED])
-    vars(result).update(models=models, served=SERVED)
+    clients = {
+        record["t"]: {model: {METRIC: found} for model, found in record["clients"].items()}
+        for record in run.records
+        if "clients" in record
+    }
+    vars(result).update(models=models, served=SERVED, clients=clients)
     for record in run.records:
         metrics = {
             f"{model}/{name}": value

@@ -15,6 +15,7 @@ from wima.averaging import Averager, named
 from wima.core.checks import check_count, check_one_of
 from wima.core.errors import RunError, UsageError, check, unknown
 from wima.flower.averages import state
+from wima.flower.averages.clients import summaries
 from wima.flower.averages.memory import StrategyMemory
 from wima.flower.averages.models import Arrays, Models, log
 from wima.flower.averages.privacy import Privacy
@@ -72,6 +73,7 @@ class Averaging(Generic[Packed]):
         check_count("save_every", self._save_every)
         keys = ("serve", "patience", "metric", "lower_is_better")
         self.serving = Serving(**{key: options[key] for key in keys if key in options})  # type: ignore[literal-required]
+        self.clients: dict[int, Any] = {}  # round -> model -> metric -> its summary over clients
         self._memory = StrategyMemory(strategy)
         watched = named([averagers] if isinstance(averagers, Averager) else averagers)
         self._steps = _steps(strategy, watched, interface)
@@ -183,6 +185,12 @@ class Averaging(Generic[Packed]):
     def for_clients(self, plain: Packed) -> Packed:
         """The model that clients evaluate."""
         return plain if self.evaluated == "plain" else self.model(self.evaluated)
+
+    def answered(self, t: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the metrics that clients returned in Flower's round t, of what they evaluated."""
+        found = summaries(t, answers, self.serving.prefers_less)
+        if found:
+            self.clients[t] = {self.evaluated: found}
 
     def evaluate(
         self, plain: Mapping[str, Any], metrics: Callable[[Packed], Mapping[str, Any]]

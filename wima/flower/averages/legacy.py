@@ -115,7 +115,10 @@ class _Averaged(_Next):
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         t = self.averaging.round(server_round)
-        return super().aggregate_evaluate(t, results, failures)
+        found = super().aggregate_evaluate(t, results, failures)
+        answers = [{"loss": answer.loss, **answer.metrics} for _, answer in results]
+        self.averaging.answered(server_round, answers)
+        return found
 
     def evaluate(
         self, server_round: int, parameters: Parameters

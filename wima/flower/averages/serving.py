@@ -33,6 +33,10 @@ class Serving:
         check_switch("lower_is_better", self.lower_is_better)
         self.average = self.serve == "average"
 
+    def prefers_less(self, metric: str) -> bool:
+        """Whether a metric is the better the lower it is, as losses are."""
+        return metric.lower().endswith("loss") or (self.lower_is_better and metric == self.metric)
+
     def judge(self, plain: Mapping[str, Any], average: Mapping[str, Any]) -> None:
         """Take in an evaluation of both models."""
         if self.serve != "better":

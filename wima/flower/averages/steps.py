@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Generic, TypeAlias, TypeVar
 
@@ -20,6 +21,21 @@ from wima.flower.averages.models import Arrays, Models, flatten, log, shapes_of
 Packed = TypeVar("Packed")  # Flower's type of a model
 Reply = TypeVar("Reply")
 Read: TypeAlias = Callable[[Reply], tuple[Packed, float] | None]  # a client's model, its weight
+
+
+def overhear(replies: Iterable[Reply], take: Callable[[Reply], None]) -> Iterable[Reply]:
+    """The replies as they came, each of them taken; those of an iterator on their way."""
+    if isinstance(replies, Iterator):
+        return _passing(replies, take)
+    for reply in replies:
+        take(reply)
+    return replies
+
+
+def _passing(replies: Iterator[Reply], take: Callable[[Reply], None]) -> Iterator[Reply]:
+    for reply in replies:
+        take(reply)
+        yield reply
 
 
 class MeanStep:
@@ -74,23 +90,12 @@ class Steps(Generic[Packed]):
                 self._step = MeanStep(start, models.averaged)
 
     def listen(self, replies: Iterable[Reply], read: Read[Reply, Packed]) -> Iterable[Reply]:
-        """The replies as they came; those of an iterator are read on their way."""
+        """The replies as they came."""
         if self._step is None or self._released:
             return replies
-        if isinstance(replies, Iterator):
-            return self._passing(replies, self._step, read)
-        for reply in replies:
-            self._take(reply, self._step, read)
-        return replies
+        return overhear(replies, partial(self._take, self._step, read))
 
-    def _passing(
-        self, replies: Iterator[Reply], step: MeanStep, read: Read[Reply, Packed]
-    ) -> Iterator[Reply]:
-        for reply in replies:
-            self._take(reply, step, read)
-            yield reply
-
-    def _take(self, reply: Reply, step: MeanStep, read: Read[Reply, Packed]) -> None:
+    def _take(self, step: MeanStep, read: Read[Reply, Packed], reply: Reply) -> None:
         try:
             found = read(reply)
             if found is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -20,6 +20,7 @@ from wima.flower.arrays import to_numpy
 from wima.flower.averages import base
 from wima.flower.averages.models import Arrays, log
 from wima.flower.averages.privacy import Privacy, layers
+from wima.flower.averages.steps import overhear
 
 S = TypeVar("S", bound=Strategy)
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -33,7 +34,8 @@ def averaged(
 
     Training is that of the plain model, bit for bit.  `start` evaluates both models and its result
     holds both: `result.models`, by name; `result.arrays` is the one that is served.  Clients
-    evaluate the average.  `strategy.averaging` has the models at any time.  See `AveragingOptions`.
+    evaluate the average; `result.clients` is how their metrics are distributed.
+    `strategy.averaging` has the models at any time.  See `AveragingOptions`.
     WIMA("auto") chooses by the clients' mean step, formed from the replies before the strategy's
     own rule; `strategy.averaging.windows` is its choice.
 
@@ -73,6 +75,14 @@ def _returned(strategy: Strategy, reply: Message) -> tuple[ArrayRecord, float] |
     return models[name], weight
 
 
+def _metrics(strategy: Strategy, reply: Message) -> Iterator[dict[str, Any]]:
+    """The metrics of a client without its weight; nothing if the client failed."""
+    if not reply.has_error():
+        weights = {"num-examples", _said(strategy, "weighted_by_key")}
+        records = reply.content.metric_records.values()
+        yield {n: v for record in records for n, v in record.items() if n not in weights}
+
+
 def _said(strategy: Strategy, name: str) -> Any:
     """The attribute of the innermost strategy that has it; None if none has."""
     found = [getattr(layer, name) for layer in layers(strategy) if hasattr(layer, name)]
@@ -98,7 +108,7 @@ class _Averaged(_Next):
         super().summary()
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        inner = super().start
+        inner, self.averaging.clients = super().start, {}
         parameters = inspect.signature(inner).parameters
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
         given = defaults | dict(zip(parameters, args, strict=False)) | kwargs
@@ -130,7 +140,8 @@ class _Averaged(_Next):
         self.averaging.save()
         models, served = self.averaging.models(), self.averaging.served
         if isinstance(result, Result):
-            vars(result).update(models=models, served=served)
+            clients = self.averaging.clients
+            vars(result).update(models=models, served=served, clients=clients)
             if served != "plain":
                 result.arrays = models[served]
             log.info("result.arrays is the model %r; result.models has %s.", served, [*models])
@@ -164,4 +175,8 @@ class _Averaged(_Next):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        return super().aggregate_evaluate(self.averaging.round(server_round), replies)
+        answers: list[dict[str, Any]] = []
+        replies = overhear(replies, lambda reply: answers.extend(_metrics(self, reply)))
+        found = super().aggregate_evaluate(self.averaging.round(server_round), replies)
+        self.averaging.answered(server_round, answers)
+        return found

@@ -1,0 +1,38 @@
+"""What each client gets: how the metrics that clients return are distributed over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from wima.core.checks import is_number
+from wima.core.distribution import summary
+from wima.flower.averages.models import log
+
+
+def summaries(
+    t: int, answers: Sequence[Mapping[str, Any]], lower_is_better: Callable[[str], bool]
+) -> dict[str, dict[str, Any]]:
+    """Metric -> the `summary` of its finite numbers, of the clients' metrics in round t.
+
+    Nothing here raises because of what clients sent: what is no number is left out.
+    """
+    found = {}
+    for name in dict.fromkeys(n for answer in answers for n, v in answer.items() if _counts(v)):
+        values = [float(answer[name]) for answer in answers if is_number(answer.get(name))]
+        if len(values) < len(answers):
+            log.warning(
+                "Round %s: %s of %s clients returned no finite number as %r; its summary leaves "
+                "them out.",
+                *(t, len(answers) - len(values), len(answers), name),
+            )
+        if values:
+            found[name] = summary(values)
+        if values and lower_is_better(name):
+            found[name]["worst"] = -summary([-value for value in values])["worst"]
+    return found
+
+
+def _counts(value: Any) -> bool:
+    """Whether it is a number, be it NaN; lists, texts and switches are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
