@@ -20,6 +20,7 @@ MICRO: dict[str, Callable[[int], dict[str, Any]]] = {
         "clients",
         "startup",
         "evaluation",
+        "detail",
         "storage",
         "average_files",
         "loop",
