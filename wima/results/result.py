@@ -136,7 +136,7 @@ class Result:
     def usual_metric(self) -> str:
         """Accuracy, or else the first metric."""
         check(bool(self.metrics), "No model was evaluated; see eval_every.")
-        return "accuracy" if "accuracy" in self.metrics else self.metrics[0]
+        return self._curves.leading
 
     def _metric(self, name: str | None) -> str:
         if name is not None and name not in self.metrics:

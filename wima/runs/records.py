@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from wima.core.checks import is_count, is_number
+from wima.runs.extras import Extras
 from wima.storage.files import cannot_write, make_folder, written
 from wima.storage.reading import complete_lines
 
@@ -108,13 +109,21 @@ class Curves(NamedTuple):
 
     metrics: dict[str, dict[str, Values]]  # model -> metric
     windows: dict[str, Counts]  # model -> how many models its average was of
+    extras: Extras
 
     @classmethod
     def of(cls, records: Iterable[dict[str, Any]]) -> Self:
-        found = cls({}, {})
+        found = cls({}, {}, Extras({}, array("q")))
         for record in records:
             found._add(record)
+            found.extras.add(record)
         return found
+
+    @property
+    def leading(self) -> str:
+        """Accuracy, or else the first metric; empty if no model was evaluated."""
+        known = next(iter(self.metrics.values()), {})
+        return "accuracy" if "accuracy" in known else next(iter(known), "")
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a model's metric, where it was evaluated."""
