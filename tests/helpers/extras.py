@@ -9,20 +9,10 @@ from typing import Any
 
 import numpy as np
 
-LEVELS = np.arange(0, 101, 5)
+from wima.core.distribution import summary
+
 BINS, CLIENTS = 15, 40
 DOWN, UP = 300_000, 200_000  # bytes per round
-
-
-def summary(values: np.ndarray, plain: np.ndarray | None = None) -> dict[str, Any]:
-    """Of the accuracies of clients, as a run records it."""
-    worst = np.sort(values)[: max(1, len(values) // 10)]
-    made = {"mean": values.mean(), "deviation": values.std(), "worst": worst.mean()}
-    made = {name: float(value) for name, value in made.items()}
-    made |= {"quantiles": np.percentile(values, LEVELS).tolist(), "count": len(values)}
-    if plain is None:
-        return made
-    return {**made, "gained": int((values > plain).sum()), "lost": int((values < plain).sum())}
 
 
 def clients(seed: int, t: int) -> dict[str, np.ndarray]:
@@ -62,12 +52,17 @@ def tuned(seed: int) -> dict[str, Any]:
     return {m: {stage: made[stage][m] for stage in stages} for m in ("plain", "wima10")}
 
 
+def records_of(run: Path) -> list[dict[str, Any]]:
+    text = (run / "records.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def rewrite(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change every record of a run folder."""
-    file = run / "records.jsonl"
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    records = records_of(run)
     for record in records:
         change(record)
+    file = run / "records.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from wima.core.distribution import QUANTILES
 from wima.report.measure import Measure
 from wima.report.section import (
     Column,
@@ -23,7 +24,7 @@ from wima.report.section import (
 )
 from wima.report.tables import Member, Table
 
-LEVELS = [str(level) for level in range(0, 101, 5)]  # of the recorded quantiles, in percent
+LEVELS = [f"{100 * share:g}" for share in QUANTILES]  # names of the recorded quantiles
 
 
 class Count(Measure):
