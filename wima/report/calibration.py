@@ -59,7 +59,7 @@ def _reliability(members: Sequence[Member]) -> Points:
     """Mean confidence and accuracy of each bin that has examples, in percent."""
     runs = [m.run.extras.newest.get(KEY, (0, {}))[1].get(m.model) for m in members if m.run]
     points = []
-    for bins in zip(*filter(None, runs), strict=True):
+    for bins in zip(*filter(None, runs), strict=False):
         filled = np.array([own for own in bins if own[0]], float).reshape(-1, 3)
         count = filled[:, 0].sum()
         if count:

@@ -155,7 +155,8 @@ def panels_of(table: Table, draw: Callable[[Sequence[Member]], Points]) -> list[
     """A panel for each place of which a model has points, made from the runs that are done."""
     panels: dict[tuple[str, ...], dict[str, Points]] = {}
     for entry, names in _entries(table):
-        points = [] if entry.text else draw([m for m in entry.members if m.counts])
+        found = [] if entry.text else draw([m for m in entry.members if m.counts])
+        points = [point for point in found if np.isfinite(point).all()]
         if points:
             panels.setdefault(tuple(names), {})[entry.heading] = points
     return [Panel(" · ".join(names), lines) for names, lines in panels.items()]
