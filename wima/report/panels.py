@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from wima.report.below import below
@@ -11,7 +12,7 @@ from wima.report.section import Panel, Picture
 from wima.report.tables import PLAIN, Table
 
 ACROSS, MOST = 4, 24  # panels
-SIZE = 3.2  # inches of a panel
+SIZE, WIDE = 3.2, 40  # inches of a panel, and characters above it
 
 
 def draw_sections(table: Table, folder: Path) -> list[str]:
@@ -62,5 +63,5 @@ def _draw(axes: Any, panel: Panel, diagonal: bool, headings: list[str]) -> None:
         look |= {"marker": "o", "markersize": 3} if diagonal else {}
         label = printable_svg(heading)
         axes.plot(*zip(*points, strict=True), linewidth=1.0 if plain else 1.6, label=label, **look)
-    axes.set_title(printable_svg(panel.title), fontsize="medium", parse_math=False)
+    axes.set_title(fill(printable_svg(panel.title), WIDE), fontsize="small", parse_math=False)
     axes.grid(alpha=0.3)
