@@ -14,7 +14,7 @@ from tests.helpers.comparisons import numbers as compared
 from tests.helpers.extras import DOWN, UP, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of, place
 from wima.report.comparison.paired import compare
-from wima.report.comparison.texts import caption, header, lines
+from wima.report.comparison.texts import OLDER, caption, header, lines
 from wima.report.comparison.write import write_comparison
 from wima.report.measure import Measure, megabytes
 from wima.report.write import write_report
@@ -105,6 +105,12 @@ def test_a_comparison_has_megabytes_beside_the_rounds_if_any_run_recorded_them(r
     shutil.copytree(runs, tmp_path / "older")
     for run in (tmp_path / "older").iterdir():
         rewrite(run, lambda record: record.pop("bytes"))
+    for seed in range(3):
+        settings = {"rounds": ROUNDS, "seed": seed, "lr": 1}
+        write_run(tmp_path / "mixed" / f"{seed}", settings, curves(seed))
+    mixed = compare([runs, tmp_path / "mixed"], Measure(target=TARGET))
+    assert [line[-1].text for line in lines(mixed)].count("") == 2
+    assert OLDER in caption(mixed)[0] and OLDER not in caption(made)[0]
     older = compare([tmp_path / "older"], Measure(target=TARGET))
     assert header(older) == header(made)[:-1] and isnan(older.rows[0].sent)
     assert not any("MB" in sentence for sentence in caption(older))

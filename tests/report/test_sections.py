@@ -14,10 +14,12 @@ from scipy.stats import t as student
 
 from benchmarks.micro.report import write_run
 from tests.helpers.extras import add_extras, records_of, rewrite
-from tests.helpers.reports import ROUNDS, curves, data_of
-from wima.report.measure import MINUS
+from tests.helpers.reports import ROUNDS, curves, data_of, place
+from wima.report.measure import MINUS, Measure
 from wima.report.texts import DATA
 from wima.report.write import write_report
+from wima.runs.launch import launch
+from wima.runs.settings import make_settings
 
 METHODS = {"fedavg": (0, 1, 2), "scaffold": (3,)}  # of these runs
 MODELS = ("plain", "wima10")
@@ -124,6 +126,7 @@ def test_calibration_is_the_mean_over_the_last_rounds_then_over_seeds(made, runs
     for model in MODELS:
         line = line_of(made, "calibration", "fedavg on digits", model)
         assert line[name] == f"{np.mean(levels[model]):.4f}"
+    assert Measure(key).sign == -1  # less is better, also with --metric
     differences = list(np.subtract(levels["wima10"], levels["plain"]))
     assert line[f"change in {name}"].rstrip("†") == interval(differences, 4)
 
@@ -231,3 +234,25 @@ def test_models_that_were_not_evaluated_on_clients_have_no_line(runs, tmp_path):
     write_report([tmp_path / "run"], tmp_path / "out")
     assert [line["0"] for line in table(tmp_path / "out", "clients")] == ["plain"]
     assert not (tmp_path / "out" / "tables" / "runs-finetuned.csv").exists()
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_real_run_with_everything_is_reported(tmp_path):
+    settings = {"data": "digits", "clients": 20, "clients_per_round": 2, "rounds": 6, "window": 3}
+    settings |= {"client_eval_every": 4, "client_test": 0.3, "calibration": True}
+    settings |= {"finetune": "sgd:steps=2:lr=0.01", "engine": "serial"}
+    launch(make_settings(settings), tmp_path / "run", report=lambda line: None)
+    write_report([tmp_path / "run"], tmp_path / "out", Measure(target=0.01))
+    last, first = records_of(tmp_path / "run")[-1], records_of(tmp_path / "run")[0]
+    for model in ("plain", "wima3"):
+        expected = {
+            "clients": last["clients"][model]["mean"],
+            "finetuned": last["finetuned"][model]["before"]["mean"],
+        }
+        for name, mean in expected.items():
+            labels = [model, "before"][: 1 + (name == "finetuned")]
+            assert line_of(tmp_path / "out", name, *labels)["mean"] == f"{100 * mean:.2f}"
+        ece = last["metrics"][model]["ece"]  # a quarter of six rounds is one
+        assert line_of(tmp_path / "out", "calibration", model)["ECE"] == f"{ece:.4f}"
+    sent = place(tmp_path / "out", "fedavg on digits", "", "plain")["reached_bytes"]
+    assert float(sent) == sum(first["bytes"].values())

@@ -19,6 +19,8 @@ from wima.report.texts import comma_separated
 DATA = ["method", "model", "seed", "run", "state", "rounds_done", "rounds", "mean", "deviation"]
 DATA += ["reached", "seeds", "pairs", "difference", "low", "high", "p", "p_holm", "won", "lost"]
 BASELINE = "baseline"
+MEGABYTES = " MB: millions of bytes, sent to clients and by them until then."
+OLDER = " Older runs did not record them."
 MODEL, SEEDS, P, HOLM, WON = 1, 3, 5, 6, 7  # places in the header
 
 
@@ -114,9 +116,7 @@ def caption(comparison: Comparison) -> list[str]:
     last = f"mean over the last {comparison.last} rounds{spread}"
     said = [f"{measure.title.capitalize()}: {last}."]
     if comparison.sent:
-        said[0] += (
-            " MB: millions of bytes, sent to clients and by them until then; blank for older runs."
-        )
+        said[0] += MEGABYTES + (OLDER if _older(comparison) else "")
     pairs = [row.difference.size for row in comparison.rows if row.difference]
     if not pairs:
         return said
@@ -128,6 +128,11 @@ def caption(comparison: Comparison) -> list[str]:
     if 1 in pairs:
         said.append("One shared seed: no interval. One seed says nothing about others.")
     return said
+
+
+def _older(comparison: Comparison) -> bool:
+    """Whether a row whose seeds all reach the target lacks the bytes until then."""
+    return any(not isnan(_rounds(row)[0]) and isnan(row.sent) for row in comparison.rows)
 
 
 def warnings(comparison: Comparison) -> list[str]:
