@@ -188,8 +188,7 @@ def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure)
         "reached": [s.reached for s in scores],
         "members": [[m.seed, number[id(m.run)] if m.run else -1, m.model] for m in entry.members],
     }
-    if not isnan(entry.sent):
-        shown["sent"] = [entry.sent, megabytes(entry.sent)]
+    shown |= {} if isnan(entry.sent) else {"sent": [entry.sent, megabytes(entry.sent)]}
     if gain is not None:
         ends = [_shown(gain.mean, measure), _shown(gain.half, measure)]
         shown["gain"] = [*ends, gain.basis, gain.size, gain.marked]
