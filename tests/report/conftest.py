@@ -44,7 +44,8 @@ def report(pool: Path) -> Path:
 @pytest.fixture
 def no_figures(monkeypatch) -> None:
     """Drawing them takes most of the time of a report, and not every test looks at them."""
-    monkeypatch.setattr("wima.report.write.draw_table", lambda *_: [])
+    for name in ("draw_table", "draw_sections"):
+        monkeypatch.setattr(f"wima.report.write.{name}", lambda *_: [])
     monkeypatch.setattr("wima.report.comparison.write.draw", lambda *_: None)
 
 

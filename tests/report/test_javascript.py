@@ -28,10 +28,13 @@ const more = { ...paper, gain: [2, 1, "rounds", 4, true] };
 const entries = [{ ...entry, band, at: [0, 0, 0] }, { ...entry, ...more, at: [0, 0, 1] }];
 const table = (columns) => ({ last: 4, rows: ["r"], columns, headings: ["plain", "ema"], entries,
   gainNotes: ["Gain: over plain."], settings: ["lr = 1."], long: { r: "all of r" }, seeds: "" });
+const panels = [["r", { plain: [[10, 0], [30, 50], [80, 100]], ema: [[20, 0], [90, 100]] }]];
+const below = (diagonal) => ({ title: "Clients", grid: [2, ["", "", "mean"], [["r", "plain", "42"],
+  ["r", "ema", "43"]]], notes: ["Of round 7."], picture: ["acc", "share", diagonal, panels, 2] });
 const lines = { ...table(["a"]), seeds: "2 seeds", grid: [1, ["", "best"], [["mean", "+0.25"]]] };
 const data = { measure: { title: "loss", digits: 2, sign: -1, target: 60 }, facts: {}, files: {},
-  tables: [table(["a"]), table(["a", "b"]), lines], runs: [run], machines: [{}],
-  omitted: [["a", "b"]] };
+  tables: [{ ...table(["a"]), sections: [below(false), below(true)] }, table(["a", "b"]), lines],
+  runs: [run], machines: [{}], omitted: [["a", "b"]] };
 const anything = () => new Proxy(() => anything(), { get: anything }); // any property, any call
 const loose = { style: anything(), classList: anything(), clientWidth: 400, clientHeight: 300 };
 const listeners = [], addEventListener = (...args) => listeners.push(args);
@@ -88,6 +91,12 @@ def test_the_page_is_built_and_every_control_works() -> None:
     assert "61.25 ± 0.50" in shown
     assert "[+1.00, +3.00]*†" in shown
     assert "+0.25" in shown and "lr = 1." in shown
+    assert "Clients" in shown and "Of round 7." in shown and "2 more panels" in shown
+
+
+def test_an_undeclared_variable_in_a_panel_is_found() -> None:
+    with pytest.raises(AssertionError, match="ReferenceError: places is not defined"):
+        js(EVERYTHING, SOURCE.replace("const places = points", "const other = points"))
 
 
 def test_a_gain_has_the_marks_of_its_interval() -> None:

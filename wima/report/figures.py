@@ -32,12 +32,15 @@ def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
         stem = table.slug if len(columns) == 1 else f"{table.slug}-{number}"
         regret = table.sheet.kind == "regret"
         figure = (choices_figure if regret else _figure)(table, column, measure)
-        names += [_save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
+        names += [save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
     return names
 
 
-def _save(figure: Any, path: Path) -> str:
+def save(figure: Any, path: Path) -> str:
     """Without date and random names: the same runs give the same file."""
+    import matplotlib as mpl
+
+    mpl.rcParams["svg.hashsalt"] = "wima"
     date = {"Date": None} if path.suffix == ".svg" else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
@@ -45,7 +48,7 @@ def _save(figure: Any, path: Path) -> str:
     return path.name
 
 
-def _printable(text: str) -> str:
+def printable_svg(text: str) -> str:
     """Text that an SVG file can hold."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
@@ -58,22 +61,20 @@ def _entries(table: Table, column: str) -> list[Entry]:
 
 
 def _figure(table: Table, column: str, measure: Measure) -> Any:
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["svg.hashsalt"] = "wima"
     entries = _entries(table, column)
     windows = [m.window.values for entry in entries for m in entry.members if m.window]
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes, strip = axes_of(figure, windows)
     for entry in entries:
         _plot(axes, strip, table, entry, measure)
-    title = _printable(" · ".join(text for text in (table.sheet.title, column) if text))
+    title = printable_svg(" · ".join(text for text in (table.sheet.title, column) if text))
     hidden = len(table.sheet.rows) - len(COLOURS)
     axes.set_title(
         title + (f" (first {len(COLOURS)} rows)" if hidden > 0 else ""), parse_math=False
     )
-    axes.set_ylabel(_printable(measure.title), parse_math=False)
+    axes.set_ylabel(printable_svg(measure.title), parse_math=False)
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     return figure
@@ -87,7 +88,7 @@ def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -
     tone = rows.index(entry.row) if len(rows) > 1 else table.sheet.headings.index(entry.heading)
     colour = COLOURS[tone % len(COLOURS)]
     style = {"color": colour, "linewidth": 0.8 if plain else 1.6, "ls": dash}
-    label: str | None = _printable(f"{entry.row}, {entry.heading}")
+    label: str | None = printable_svg(f"{entry.row}, {entry.heading}")
     for curve in _curves(axes, entry, measure, colour):
         shown = thinned(curve, POINTS)
         draw_curve(axes, shown, sparse_until(curve.rounds), label, **style)

@@ -12,11 +12,13 @@ import numpy as np
 from wima.core.errors import UsageError
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet
 from wima.report.statistics import Curve
+from wima.runs.extras import Extras
 from wima.runs.folder import Run, read_run, seconds_of, state_of
 from wima.runs.settings import Settings
 
 MARKER = ".wima-report"  # in the folder of a report
 COMPARED = ".wima-compare"  # in the folder of a comparison
+CALIBRATION = ("ece", "loss")  # metrics
 SIGNS = ("settings.toml", "records.jsonl", "status.json")  # a folder with any of them is a run
 
 
@@ -32,6 +34,9 @@ class Trace(NamedTuple):
     seconds: float | None  # of all its rounds
     curves: dict[str, Curve]  # by model, "plain" first
     windows: dict[str, Curve]  # by model: how many models its average was of, if that varies
+    extras: Extras
+    leading: str  # the metric of what is known of clients
+    calibration: dict[str, dict[str, Curve]]  # metric -> model, if its calibration was measured
 
     @property
     def progress(self) -> str:
@@ -127,6 +132,7 @@ def _trace(run: Run, metric: str) -> Trace:
     try:
         curves = {model: _curve(*run.curve(model, metric)) for model in run.models}
         windows = {model: _curve(*counts) for model, counts in run.windows.items()}
+        extras = (run.curves.extras, run.curves.leading, _calibration(run))
     except KeyError:
         names = ", ".join(next(m for r in run.records for m in r["metrics"].values())) or "none"
         raise UsageError(f"not every record has the metric {metric!r}; it has {names}") from None
@@ -136,7 +142,15 @@ def _trace(run: Run, metric: str) -> Trace:
         raise UsageError(f"its records are damaged: {error}") from None
     reason = str(run.status.get("reason") or "")
     facts = (run.settings, state_of(run), reason, run.t, run.environment, _seconds(run.path))
-    return Trace(run.path, *facts, curves, windows)
+    return Trace(run.path, *facts, curves, windows, *extras)
+
+
+def _calibration(run: Run) -> dict[str, dict[str, Curve]]:
+    """The curves of its calibration, if every evaluation has them."""
+    try:
+        return {m: {n: _curve(*run.curve(n, m)) for n in run.models} for m in CALIBRATION}
+    except KeyError:
+        return {}
 
 
 def _curve(rounds: Sequence[int], values: Sequence[float]) -> Curve:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from math import isnan
 from typing import NamedTuple
 
-from wima.report.measure import Measure
+from wima.report.measure import Measure, megabytes
 from wima.report.regret import regret_lines
 from wima.report.tables import PLAIN, Entry, Table
 
@@ -109,7 +109,7 @@ def target_grid(table: Table, measure: Measure) -> Grid | None:
 
 
 def reached_text(entry: Entry | None) -> str:
-    """The mean of the first rounds at the target, over the seeds that reach it."""
+    """The mean of the first rounds at the target, over the seeds that reach it; and of the MB."""
     if entry is None or not entry.seeds:
         return ""
     reached = [m.score.reached for m in entry.members if m.counts and m.score]
@@ -117,7 +117,8 @@ def reached_text(entry: Entry | None) -> str:
     if not rounds:
         return "never"
     some = f" ({len(rounds)} of {len(reached)} seeds)" if len(rounds) < len(reached) else ""
-    return f"{sum(rounds) / len(rounds):.0f}{some}"
+    sent = "" if isnan(entry.sent) else f", {megabytes(entry.sent)} MB"
+    return f"{sum(rounds) / len(rounds):.0f}{sent}{some}"
 
 
 def value(entry: Entry | None, measure: Measure) -> str:

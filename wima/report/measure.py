@@ -10,6 +10,14 @@ from wima.report.statistics import Interval
 MINUS = "\N{MINUS SIGN}"
 
 
+def megabytes(count: float) -> str:
+    """Bytes in millions, with three digits; empty for NaN."""
+    millions = count / 1e6
+    return (
+        "" if isnan(count) else f"{millions:.{2 if millions < 10 else 1 if millions < 100 else 0}f}"
+    )
+
+
 class Measure(NamedTuple):
     """A metric of the records; an accuracy is shown in percent."""
 
@@ -37,7 +45,8 @@ class Measure(NamedTuple):
     @property
     def sign(self) -> int:
         """-1 if less is better."""
-        return -1 if "loss" in self.metric or "error" in self.metric else 1
+        falls = "loss" in self.metric or "error" in self.metric or self.metric == "ece"
+        return -1 if falls else 1
 
     def number(self, value: float, signed: bool = False) -> str:
         """A recorded value as text; empty for NaN."""

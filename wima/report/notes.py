@@ -22,7 +22,7 @@ def notes(table: Table, measure: Measure) -> list[str]:
         lines = [level_note(table, measure)]
         if any(entry.printed for entry in table.entries.values()):
             lines.append(f"In parentheses: the paper's number ({sheet.shown}), and ours minus it.")
-        lines += gain_notes(table)
+        lines += [*gain_notes(table), *bytes_notes(table, measure)]
     lines += [*settings_notes(table), *(f"{row}: {whole}." for row, whole in table.long.items())]
     lines += [sheet.note] if sheet.note else []
     return lines + ([f"Command: {sheet.command}"] if sheet.command else [])
@@ -60,9 +60,22 @@ def gain_notes(table: Table) -> list[str]:
     if len(shown) < len(table.gains):
         lines.append(f"No interval: one seed, and fewer than {LEAST} evaluations in these rounds.")
     if shown:
-        lines.append(
-            f"Intervals: {len(shown)}, of which {RISK * len(shown):.2g} would exclude zero by "
-            "chance if nothing were gained. † Still excludes zero after Holm's correction for "
-            "their number."
-        )
+        lines.append(holm_note(len(shown)))
     return lines
+
+
+def holm_note(intervals: int) -> str:
+    """What so many intervals mean together."""
+    return (
+        f"Intervals: {intervals}, of which {RISK * intervals:.2g} would exclude zero by chance if "
+        "nothing were gained. † Still excludes zero after Holm's correction for their number."
+    )
+
+
+def bytes_notes(table: Table, measure: Measure) -> list[str]:
+    """What MB to the target are, and why some are missing; nothing if no run recorded them."""
+    if measure.target is None or not any(run.extras.sent for run in table.runs()):
+        return []
+    older = not all(run.extras.sent for run in table.runs() if run.done)
+    told = "MB: millions of bytes, sent to clients and by them until that round."
+    return [told + (" Runs without them are older and did not record them." if older else "")]

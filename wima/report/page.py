@@ -20,12 +20,14 @@ import numpy as np
 from markdown_it import MarkdownIt
 
 from wima.report.bands import Band, band_of, sparse_until
+from wima.report.below import below
 from wima.report.forest import forest
 from wima.report.gather import Omitted, Trace
 from wima.report.grid import common_seeds, grid, paper_gain
 from wima.report.headline import comparisons, headline
-from wima.report.measure import Measure
-from wima.report.notes import gain_notes, settings_notes
+from wima.report.measure import Measure, megabytes
+from wima.report.notes import bytes_notes, gain_notes, settings_notes
+from wima.report.panels import MOST as PANELS
 from wima.report.regret import NOTES
 from wima.report.statistics import Curve, thinned
 from wima.report.tables import Entry, Table
@@ -39,6 +41,7 @@ SCRIPTS = (
     "strip.js",
     "legend.js",
     "table.js",
+    "sections.js",
     "runs.js",
     "page.js",
 )
@@ -145,9 +148,28 @@ def _table(
     about = {name: getattr(sheet, name) for name in names}
     about |= {"slug": table.slug, "last": table.last, "settings": settings_notes(table)}
     about |= {"seeds": common_seeds(table), "long": dict(table.long)}
+    about |= {"sections": made} if (made := _sections(table)) else {}
     if sheet.kind == "regret":
         return {**about, "gainNotes": NOTES, "grid": grid(table, measure)[:3], "entries": entries}
-    return {**about, "gainNotes": gain_notes(table), "entries": entries}
+    told = [*gain_notes(table), *bytes_notes(table, measure)]
+    return {**about, "gainNotes": told, "entries": entries}
+
+
+def _sections(table: Table) -> list[dict[str, Any]]:
+    """What stands below a table; the points of its pictures with two decimals."""
+    made = []
+    for section in below(table):
+        shown: dict[str, Any] = {"title": section.title, "notes": section.notes}
+        shown["grid"] = section.grid[:3]
+        if section.picture is not None:
+            panels = [
+                [title, {h: np.round(points, 2).tolist() for h, points in lines.items()}]
+                for title, lines in section.picture.panels[:PANELS]
+            ]
+            hidden = len(section.picture.panels) - len(panels)
+            shown["picture"] = [*section.picture[:3], panels, hidden]
+        made.append(shown)
+    return made
 
 
 def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure) -> dict[str, Any]:
@@ -166,6 +188,7 @@ def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure)
         "reached": [s.reached for s in scores],
         "members": [[m.seed, number[id(m.run)] if m.run else -1, m.model] for m in entry.members],
     }
+    shown |= {} if isnan(entry.sent) else {"sent": [entry.sent, megabytes(entry.sent)]}
     if gain is not None:
         ends = [_shown(gain.mean, measure), _shown(gain.half, measure)]
         shown["gain"] = [*ends, gain.basis, gain.size, gain.marked]

@@ -20,6 +20,7 @@ from wima.report.statistics import (
     corrected,
     gain_over_rounds,
     gain_over_seeds,
+    mean_sent,
     over_seeds,
     score,
 )
@@ -40,6 +41,12 @@ class Member(NamedTuple):
     def window(self) -> Curve | None:
         """How many models its average was of, over the rounds, if that varies."""
         return self.run.windows.get(self.model) if self.run is not None else None
+
+    @property
+    def sent(self) -> int | None:
+        """The bytes until the target was reached, if it was and the run recorded them."""
+        reached = self.score.reached if self.score is not None else None
+        return self.run.extras.until(reached) if self.run is not None else None
 
     @property
     def counts(self) -> bool:
@@ -82,6 +89,12 @@ class Entry(NamedTuple):
             return "N/A"
         runs = [m.run for m in self.members if m.run is not None and m.run.state != "done"]
         return max(runs, key=lambda run: run.done).progress if runs else "-"
+
+    @property
+    def sent(self) -> float:
+        """The mean bytes to the target, over the seeds that reach it; NaN if one lacks them."""
+        there = [m for m in self.members if m.counts and m.score and m.score.reached is not None]
+        return mean_sent([member.sent for member in there])
 
     @property
     def basis(self) -> str:

@@ -10,13 +10,15 @@ from math import isnan
 from typing import Any
 
 from wima.core.text import in_spreadsheet
+from wima.report.below import below
 from wima.report.escaping import in_latex as _tex, in_markdown as _md
 from wima.report.gather import Omitted
 from wima.report.grid import GAIN, Grid, grid, target_grid
 from wima.report.headline import headline
 from wima.report.measure import Measure
 from wima.report.names import proper
-from wima.report.notes import level_note, notes
+from wima.report.notes import bytes_notes, level_note, notes
+from wima.report.section import Section
 from wima.report.tables import Table
 
 DATA = ["sheet", "row", "column", "heading", "seed", "run", "model", "state"]
@@ -53,14 +55,19 @@ def markdown(table: Table, measure: Measure) -> str:
     parts = [f"# {_md(table.sheet.title)}", _md_table(grid(table, measure))]
     target = target_grid(table, measure)
     if target is not None:
-        parts += [f"{target_title(measure)}:", _md_table(target)]
-    return "\n\n".join([*parts, listed]) + "\n"
+        parts += [f"{target_title(table, measure)}:", _md_table(target)]
+    parts.append(listed)
+    for section in below(table):
+        notes_below = "\n".join(f"- {_md(note)}" for note in section.notes)
+        parts += [f"**{_md(section.title)}**", _md_table(section.grid), notes_below]
+    return "\n\n".join(parts) + "\n"
 
 
-def target_title(measure: Measure) -> str:
+def target_title(table: Table, measure: Measure) -> str:
     assert measure.target is not None
     unit = " %" if measure.is_share else ""
-    return f"Rounds to a test {measure.metric} of {measure.number(measure.target)}{unit}"
+    sent = ", and MB until then" if bytes_notes(table, measure) else ""
+    return f"Rounds to a test {measure.metric} of {measure.number(measure.target)}{unit}{sent}"
 
 
 def _md_table(made: Grid) -> str:
@@ -73,17 +80,29 @@ def latex(table: Table, measure: Measure) -> str:
     """A table environment for a document that loads booktabs; notes and command are comments."""
     made = grid(table, measure)
     target = target_grid(table, measure)
-    below = [] if target is None else [r"\medskip", "", *_tabular(target)]
+    body = [*_tabular(made), *([] if target is None else [r"\medskip", "", *_tabular(target)])]
+    return _environment(notes(table, measure), _caption(table, made, measure), table.slug, body)
+
+
+def section_latex(table: Table, section: Section) -> str:
+    """The same for what stands below a table."""
+    caption = f"{table.sheet.title}: {section.title.lower()}. {section.notes[0]}"
+    if any("†" in text for line in section.grid.lines for text in line):
+        caption += " †: excludes zero after Holm's correction."
+    name, body = f"{table.slug}-{section.name}", _tabular(section.grid)
+    return _environment(section.notes, caption, name, body)
+
+
+def _environment(comments: Sequence[str], caption: str, label: str, tabulars: Sequence[str]) -> str:
     return "\n".join(
         [
             r"% \usepackage{booktabs}",
-            *(_comment(note) for note in notes(table, measure)),
+            *(_comment(comment) for comment in comments),
             r"\begin{table}",
             r"\centering\small",
-            rf"\caption{{{_tex(_caption(table, made, measure))}}}",
-            rf"\label{{tab:{table.slug}}}",
-            *_tabular(made),
-            *below,
+            rf"\caption{{{_tex(caption)}}}",
+            rf"\label{{tab:{label}}}",
+            *tabulars,
             r"\end{table}",
             "",
         ]
@@ -103,7 +122,9 @@ def _caption(table: Table, made: Grid, measure: Measure) -> str:
     parts += ["*: of a single run."] if any(gain.basis == "rounds" for gain in shown) else []
     marked = any(gain.marked for gain in shown)
     parts += ["†: excludes zero after Holm's correction."] if marked else []
-    parts += [f"Below: {target_title(measure).lower()}."] if measure.target is not None else []
+    if measure.target is not None:
+        title = target_title(table, measure)
+        parts.append(f"Below: {title[0].lower()}{title[1:]}.")
     return " ".join(parts)
 
 
@@ -146,16 +167,31 @@ def _safe(item: Any) -> Any:
 
 
 def table_csv(table: Table, measure: Measure) -> str:
-    made = grid(table, measure)
+    return grid_csv(grid(table, measure))
+
+
+def grid_csv(made: Grid) -> str:
     return comma_separated([made.header, *made.lines])
 
 
 def data_csv(tables: Sequence[Table]) -> str:
     """Every number: a line per seed, and one without a seed for the mean over seeds.
 
-    Values are as recorded (an accuracy is a share), the paper's in percent.
+    Values are as recorded (an accuracy is a share), the paper's in percent.  Bytes to the target
+    are the last column, if any run has them.
     """
-    return comma_separated([DATA, *(line for table in tables for line in _data(table))])
+    made = [DATA, *(line for table in tables for line in _data(table))]
+    sent = ["reached_bytes", *(_cell(count) for table in tables for count in _sent(table))]
+    if any(sent[1:]):
+        made = [[*line, count] for line, count in zip(made, sent, strict=True)]
+    return comma_separated(made)
+
+
+def _sent(table: Table) -> Iterator[float | None]:
+    """The bytes to the target, for each line of `_data`."""
+    for entry in table.entries.values():
+        yield from (member.sent for member in entry.members)
+        yield entry.sent
 
 
 def _data(table: Table) -> Iterator[list[Any]]:

@@ -13,13 +13,23 @@ from wima.core.errors import UsageError, check
 from wima.core.text import command_line
 from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
+from wima.report.below import below
 from wima.report.figures import draw_table
 from wima.report.gather import MARKER, Found, Omitted, gather
 from wima.report.groups import runs_table
 from wima.report.measure import Measure
 from wima.report.page import page
+from wima.report.panels import draw_sections
 from wima.report.tables import Table, sheet_table
-from wima.report.texts import data_csv, latex, markdown, markdown_page, table_csv
+from wima.report.texts import (
+    data_csv,
+    grid_csv,
+    latex,
+    markdown,
+    markdown_page,
+    section_latex,
+    table_csv,
+)
 from wima.storage.files import check_place, written
 from wima.storage.reading import read_text
 
@@ -141,11 +151,24 @@ def _fill(
             path = folder / "tables" / f"{table.slug}.{ending}"
             _write(path, writer(table, measure))
         texts = [f"tables/{table.slug}.{ending}" for ending in writers]
+        texts += _write_sections(folder, table)
         drawn = draw_table(table, folder / "figures", measure)
+        drawn += draw_sections(table, folder / "figures")
         files[table.slug] = [*texts, *(f"figures/{name}" for name in drawn)]
     _write(folder / "data.csv", data_csv(tables))
     _write(folder / "report.md", markdown_page(tables, omitted, measure, facts))
     _write(folder / "index.html", page(tables, omitted, measure, facts, files))
+
+
+def _write_sections(folder: Path, table: Table) -> list[str]:
+    """LaTeX and CSV of what stands below a table; the names of the files."""
+    names = []
+    for section in below(table):
+        texts = {"tex": section_latex(table, section), "csv": grid_csv(section.grid)}
+        for ending, text in texts.items():
+            names.append(f"tables/{table.slug}-{section.name}.{ending}")
+            _write(folder / names[-1], text)
+    return names
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from wima.core.distribution import QUANTILES
 from wima.core.errors import UsageError, check, unknown
 from wima.core.last import last_rounds
 from wima.core.vector import Vector
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
 
 SHOWN = 6  # models in a repr
+COUNTS = ("gained", "lost")  # that the plain model lacks
 
 
 class Models(NamedTuple):
@@ -112,21 +114,53 @@ class Result:
     def to_pandas(self) -> DataFrame:
         """A row for each round and model that was evaluated, with the metrics in columns.
 
-        window: how many models an average was of, if any chose that itself.
+        window: how many models an average was of, if any chose that itself.  bytes: what was sent
+        to clients and by them until then, if the records say it.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            reason = "to_pandas needs pandas: pip install 'wima[pandas]'."
-            raise UsageError(reason) from None
+        sent = self._curves.extras
+        known = bool(sent.sent) and len(sent.sent) == self._end
         rows = [
             {"t": r.t, "model": model, **metrics, "lr": r.lr, "seconds": r.seconds}
             | ({"window": r.windows.get(model)} if self.windows else {})
+            | ({"bytes": sent.until(r.t)} if known else {})
             for r in self.records
             for model, metrics in r.metrics.items()
         ]
-        frame = pd.DataFrame(rows, columns=None if rows else ["t", "model"])
-        return frame.astype({"window": "Int64"}) if "window" in frame else frame
+        return _frame(rows, ["t", "model"], whole=("window",))
+
+    def clients(self) -> DataFrame:
+        """A row for each round and model that was evaluated on clients: how they are distributed.
+
+        Mean, deviation, mean of the worst tenth, the quantiles q0, q5, ... q100, the number of
+        clients, and how many gained and lost against their own value with the plain model.
+        """
+        rows = [
+            {"t": r.t, "model": model, **_statistics(summary)}
+            for r in self.records
+            for model, summary in r.clients.items()
+        ]
+        return _frame(rows, ["t", "model"], whole=COUNTS)
+
+    def finetuned(self) -> DataFrame:
+        """The same before and after fine-tuning on each client, a row for each model and stage."""
+        rows = [
+            {"t": r.t, "model": model, "stage": stage, **_statistics(summary)}
+            for r in self.records
+            for model, stages in r.finetuned.items()
+            for stage, summary in stages.items()
+        ]
+        return _frame(rows, ["t", "model", "stage"], whole=COUNTS)
+
+    def calibration(self) -> DataFrame:
+        """A row for each round, model and bin of confidence: examples, confidence, accuracy."""
+        rows = [
+            {"t": r.t, "model": model, "bin": place}
+            | dict(zip(("count", "confidence", "accuracy"), found, strict=True))
+            for r in self.records
+            for model, bins in r.calibration.items()
+            for place, found in enumerate(bins)
+        ]
+        return _frame(rows, ["t", "model", "bin"])
 
     @property
     def _end(self) -> int:
@@ -136,7 +170,7 @@ class Result:
     def usual_metric(self) -> str:
         """Accuracy, or else the first metric."""
         check(bool(self.metrics), "No model was evaluated; see eval_every.")
-        return "accuracy" if "accuracy" in self.metrics else self.metrics[0]
+        return self._curves.leading
 
     def _metric(self, name: str | None) -> str:
         if name is not None and name not in self.metrics:
@@ -158,3 +192,21 @@ class Result:
     def _repr_html_(self) -> str:
         table = self.summary()._repr_html_() if self.metrics else ""
         return f"<p>{escape(self._headline())}</p>{table}"
+
+
+def _frame(rows: list[dict[str, Any]], columns: list[str], whole: Sequence[str] = ()) -> DataFrame:
+    """A data frame.  columns: if it is empty; whole: whole numbers of which some are missing."""
+    try:
+        import pandas as pd
+    except ImportError:
+        reason = "Data frames need pandas: pip install 'wima[pandas]'."
+        raise UsageError(reason) from None
+    frame = pd.DataFrame(rows, columns=None if rows else columns)
+    return frame.astype({name: "Int64" for name in whole if name in frame})
+
+
+def _statistics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a summary of clients, in columns."""
+    levels = (f"q{100 * share:g}" for share in QUANTILES)
+    quantiles = dict(zip(levels, summary["quantiles"], strict=True))
+    return {n: v for n, v in summary.items() if n != "quantiles"} | quantiles

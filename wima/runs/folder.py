@@ -158,20 +158,21 @@ class Run:
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a model's metric, where it was evaluated."""
-        return self._curves.curve(model, metric)
+        return self.curves.curve(model, metric)
 
     @property
     def models(self) -> list[str]:
         """The names of the models that were evaluated, "plain" first."""
-        return list(self._curves.metrics)
+        return list(self.curves.metrics)
 
     @property
     def windows(self) -> dict[str, Counts]:
         """Model -> rounds, and how many models its average was of; those whose window varies."""
-        return self._curves.windows
+        return self.curves.windows
 
     @cached_property
-    def _curves(self) -> Curves:
+    def curves(self) -> Curves:
+        """What the records say, over the rounds."""
         return Curves.of(self._parsed())
 
     def _parsed(self) -> Iterator[dict[str, Any]]:

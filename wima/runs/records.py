@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from wima.core.checks import is_count, is_number
+from wima.runs.extras import Extras, are_extras
 from wima.storage.files import cannot_write, make_folder, written
 from wima.storage.reading import complete_lines
 
 if TYPE_CHECKING:  # it brings torch, which readers do not need
     from wima.simulation.simulation import Record
 
-QUANTILES = 21  # of a metric over clients: 0, 5, ... 100 %
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
 NEEDED = ("t", "cohort", "lr", "metrics")  # in every line; the others only where they say something
 OPTIONAL = (
@@ -79,28 +79,9 @@ def checked(line: Any) -> dict[str, Any]:
             good = good and (type(value) is float or value is None or is_number(value))
     for count in line.get("windows", {}).values():
         good = good and is_count(count) and count <= line["t"]
-    for name in ("clients", "finetuned", "calibration", "bytes"):
-        good = good and _are_numbers(line.get(name, {}))
-    for of_model in line.get("clients", {}).values():
-        good = good and _is_summary(of_model)
-    for of_model in line.get("finetuned", {}).values():
-        good = good and all(_is_summary(of_model[when]) for when in ("before", "after"))
-    if not good:
+    if not (good and are_extras(line)):
         raise ValueError(f"a record reads {line!r:.80}")
     return line  # type: ignore[no-any-return]
-
-
-def _are_numbers(tree: Any) -> bool:
-    if isinstance(tree, dict | list):
-        return all(map(_are_numbers, tree.values() if isinstance(tree, dict) else tree))
-    return tree is None or is_number(tree)
-
-
-def _is_summary(found: Any) -> bool:
-    """See `wima.core.distribution.summary`."""
-    return {"mean", "deviation", "worst", "quantiles", "count"} <= found.keys() and (
-        len(found["quantiles"]) == QUANTILES and is_count(found["count"])
-    )
 
 
 class Curves(NamedTuple):
@@ -108,13 +89,21 @@ class Curves(NamedTuple):
 
     metrics: dict[str, dict[str, Values]]  # model -> metric
     windows: dict[str, Counts]  # model -> how many models its average was of
+    extras: Extras
 
     @classmethod
     def of(cls, records: Iterable[dict[str, Any]]) -> Self:
-        found = cls({}, {})
+        found = cls({}, {}, Extras({}, array("d")))
         for record in records:
             found._add(record)
+            found.extras.add(record)
         return found
+
+    @property
+    def leading(self) -> str:
+        """Accuracy, or else the first metric; empty if no model was evaluated."""
+        known = next(iter(self.metrics.values()), {})
+        return "accuracy" if "accuracy" in known else next(iter(known), "")
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a model's metric, where it was evaluated."""

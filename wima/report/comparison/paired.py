@@ -12,7 +12,14 @@ from wima.core.last import last_rounds
 from wima.report.comparison.methods import Method, by_size, methods_of
 from wima.report.gather import Omitted, Trace, gather
 from wima.report.measure import Measure
-from wima.report.statistics import Interval, corrected, gain_over_seeds, over_seeds, score
+from wima.report.statistics import (
+    Interval,
+    corrected,
+    gain_over_seeds,
+    mean_sent,
+    over_seeds,
+    score,
+)
 from wima.report.tables import PLAIN, Member
 
 
@@ -50,6 +57,12 @@ class Row(NamedTuple):
         scores = [member.score for member in self.members if member.counts and member.score]
         return [s.reached for s in scores if s.reached is not None]
 
+    @property
+    def sent(self) -> float:
+        """The mean bytes to the target; NaN unless every seed reaches it and recorded them."""
+        sent = [member.sent for member in self.members if member.counts]
+        return nan if self.diverged else mean_sent(sent)
+
 
 class Comparison(NamedTuple):
     """Rows beside each other; all but the baseline have a difference, if seeds are shared."""
@@ -65,6 +78,11 @@ class Comparison(NamedTuple):
     def tests(self) -> int:
         """How many p-values there are."""
         return sum(not isnan(row.difference.p) for row in self.rows if row.difference)
+
+    @property
+    def sent(self) -> bool:
+        """Whether the bytes to the target of any row are known."""
+        return any(not isnan(row.sent) for row in self.rows)
 
     @property
     def methods(self) -> list[str]:

@@ -13,11 +13,14 @@ from wima.core.version import __version__
 from wima.report.comparison.methods import also_differ
 from wima.report.comparison.paired import Comparison, Row
 from wima.report.escaping import in_latex, in_markdown
+from wima.report.measure import megabytes
 from wima.report.texts import comma_separated
 
 DATA = ["method", "model", "seed", "run", "state", "rounds_done", "rounds", "mean", "deviation"]
 DATA += ["reached", "seeds", "pairs", "difference", "low", "high", "p", "p_holm", "won", "lost"]
 BASELINE = "baseline"
+MEGABYTES = " MB: millions of bytes, sent to clients and by them until then."
+OLDER = " Older runs did not record them."
 MODEL, SEEDS, P, HOLM, WON = 1, 3, 5, 6, 7  # places in the header
 
 
@@ -36,13 +39,15 @@ def header(comparison: Comparison) -> list[str]:
     if measure.target is None:
         return names
     unit = " %" if measure.is_share else ""
-    return [*names, f"rounds to {measure.factor * measure.target:g}{unit}"]
+    names.append(f"rounds to {measure.factor * measure.target:g}{unit}")
+    return [*names, "MB sent"] if comparison.sent else names
 
 
 def lines(comparison: Comparison) -> list[list[Cell]]:
     """A line per row, with the columns of `header`."""
     speeds = {id(row): _rounds(row) for row in comparison.rows}
     fastest = min((mean for mean, _ in speeds.values() if not isnan(mean)), default=None)
+    cheapest = min((row.sent for row in comparison.rows if not isnan(row.sent)), default=None)
     best, greatest = comparison.best, comparison.greatest
     made = []
     for row in comparison.rows:
@@ -52,6 +57,8 @@ def lines(comparison: Comparison) -> list[list[Cell]]:
         if comparison.measure.target is not None:
             mean, text = speeds[id(row)]
             cells.append(Cell(text, mean == fastest))
+        if comparison.sent:
+            cells.append(Cell(megabytes(row.sent), row.sent == cheapest))
         made.append(cells)
     return made
 
@@ -108,6 +115,8 @@ def caption(comparison: Comparison) -> list[str]:
     spread = " of one seed" if number == "1 " else f", ± standard deviation over {number}seeds"
     last = f"mean over the last {comparison.last} rounds{spread}"
     said = [f"{measure.title.capitalize()}: {last}."]
+    if comparison.sent:
+        said[0] += MEGABYTES + (OLDER if _older(comparison) else "")
     pairs = [row.difference.size for row in comparison.rows if row.difference]
     if not pairs:
         return said
@@ -119,6 +128,11 @@ def caption(comparison: Comparison) -> list[str]:
     if 1 in pairs:
         said.append("One shared seed: no interval. One seed says nothing about others.")
     return said
+
+
+def _older(comparison: Comparison) -> bool:
+    """Whether a row whose seeds all reach the target lacks the bytes until then."""
+    return any(not isnan(_rounds(row)[0]) and isnan(row.sent) for row in comparison.rows)
 
 
 def warnings(comparison: Comparison) -> list[str]:
@@ -239,7 +253,8 @@ def _ascii(text: str) -> str:
 
 def data(comparison: Comparison) -> str:
     """Every number as recorded: a line per seed, and one without a seed for all seeds."""
-    made: list[Sequence[Any]] = [DATA]
+    more = ["reached_bytes"] if comparison.sent else []
+    made: list[Sequence[Any]] = [[*DATA, *more]]
     for row in comparison.rows:
         names = [row.method.name, row.model]
         for member in row.members:
@@ -247,8 +262,11 @@ def data(comparison: Comparison) -> str:
             assert run is not None
             own = [member.seed, str(run.path), run.state, run.done, run.settings.rounds]
             own += [numbers.mean, numbers.deviation, numbers.reached] if numbers else [None] * 3
-            made.append([*names, *map(_known, own), *[""] * 9])
-        made.append([*names, *[""] * 5, *map(_known, _over_seeds(row))])
+            made.append(
+                [*names, *map(_known, own), *[""] * 9, *(_known(member.sent) for _ in more)]
+            )
+        sent = [_known(row.sent) for _ in more]
+        made.append([*names, *[""] * 5, *map(_known, _over_seeds(row)), *sent])
     return comma_separated(made)
 
 

@@ -4,6 +4,11 @@
 const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3], [12, 4], [1, 5]];
 const SHOWN_ROWS = 12; // the others are hidden until asked for
 
+function dashOf({ headings }, heading) {
+  const place = headings.indexOf(heading) + DASHES.length - 2;
+  return heading === "plain" ? [] : DASHES[1 + (place % (DASHES.length - 1))];
+}
+
 class Chart {
   constructor(table) {
     this.table = table;
@@ -183,10 +188,7 @@ class Chart {
     context.restore();
   }
 
-  dash({ heading }) {
-    const plain = this.table.headings[heading] === "plain";
-    return plain ? [] : DASHES[1 + ((heading + DASHES.length - 2) % (DASHES.length - 1))];
-  }
+  dash({ heading }) { return dashOf(this.table, this.table.headings[heading]); }
 
   axes(context, width, height, [x0, x1, y0, y1]) {
     const { pad, px, py, end, bottom } = this.at;

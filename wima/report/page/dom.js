@@ -20,6 +20,14 @@ function el(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** The same for pictures. */
+function svg(tag, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
 /** A number with a true minus sign; empty if there is none. */
 function format(value, signed = false, digits = MEASURE.digits) {
   if (value === null || value === undefined) return "";

@@ -54,12 +54,6 @@ class Legend {
 
 /** A short line, dashed like the curve. */
 function sample(dash) {
-  const make = (tag, attributes) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    return made;
-  };
-  const swatch = make("svg", { class: "swatch", viewBox: "0 0 30 4", "aria-hidden": "true" });
-  swatch.append(make("path", { d: "M0 2H30", stroke: "currentcolor", "stroke-width": 3, "stroke-dasharray": dash.join(" ") || "none" }));
-  return swatch;
+  return svg("svg", { class: "swatch", viewBox: "0 0 30 4", "aria-hidden": "true" },
+    svg("path", { d: "M0 2H30", stroke: "currentcolor", "stroke-width": 3, "stroke-dasharray": dash.join(" ") || "none" }));
 }

@@ -8,12 +8,17 @@ function tableSection(table) {
   const lead = [place, table.scale ? `scale ${table.scale}` : ""].filter(Boolean).join(" \u00b7 ");
   const view = el("div", { class: "lazy" });
   const plot = el("div", { class: "lazy chart-place" });
+  const more = (table.sections || []).map((section) => {
+    const place = el("div", { class: "lazy" });
+    whenNear(place, () => place.append(...sectionView(table, section)));
+    return place;
+  });
   const files = (DATA.files[table.slug] || []).map((name) => el("li", {}, el("a", { href: name }, name)));
   const section = el("section", { id: `table-${table.slug}` },
     el("h2", {}, table.title), lead ? el("p", { class: "lead" }, lead) : "",
     table.settings.length ? el("p", { class: "settings" }, table.settings.join(" ")) : "",
     table.note ? el("details", {}, el("summary", {}, table.scale ? `What scale ${table.scale} changes` : "Note"), el("p", {}, table.note)) : "",
-    table.kind === "curves" ? [plot, view] : [view, plot],
+    table.kind === "curves" ? [plot, view] : [view, plot], more,
     table.command ? code(table.command, "Command of this section") : "",
     remarks(table),
     el("details", { class: "files" }, el("summary", {}, "Files"), el("ul", {}, files)));
@@ -68,7 +73,7 @@ function methodSection() {
     ["Gain", "Both models of a pair saw the same cohorts, so the gain over plain is a paired difference. With two or more seeds, its 95 % interval is Student\u2019s, over the seeds\u2019 differences. With one seed (marked *), it comes from the rounds of that run: the means of ten stretches count as fewer independent values, the more neighbouring stretches are correlated. That interval is of the mean of this run and says nothing about other seeds. A \u2020 marks a gain that still differs from zero after Holm\u2019s correction for the number of intervals in the table."],
     ["Deviation and jump", "The standard deviation from round to round over the last rounds, and the mean size of the step from one evaluation to the next: how steady a model is."],
     ["Forgetting", "How far a model stays behind the best it has been so far, averaged over the last rounds."],
-    ["Rounds to target", "The first evaluated round at the target, averaged over the seeds that reach it."],
+    ["Rounds to target", "The first evaluated round at the target, averaged over the seeds that reach it. MB: what was sent to clients and by them until then, where runs recorded it."],
     ["N/A", "At least one seed diverged. A dash is a run that was not started; 120/300 rounds is one that is not finished."],
     ["Curves", "Of several seeds that are done, the mean, and a band from the least to the greatest. Where rounds were not evaluated, points on a thin line. Long curves are thinned to what a screen can show, keeping the least and the greatest value of each stretch. Smoothing is the mean over the rounds before. The strip below shows, for averages that choose their window, how many models it holds."],
   ];

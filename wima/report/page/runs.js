@@ -66,6 +66,7 @@ function openEntry(table, entry) {
     ["deviation from round to round", format(entry.jitter)], ["mean jump", format(entry.jump)],
     ["forgetting", format(entry.forgetting)],
     ["rounds to target", MEASURE.target === null ? "" : reachedText(entry)],
+    ["MB to target", entry.sent ? entry.sent[1] : ""],
   ];
   const runs = entry.members.map(([seed, number, model], i) => {
     const run = DATA.runs[number];

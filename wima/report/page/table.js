@@ -73,6 +73,8 @@ const DETAILS = [
     (e) => format(e.forgetting)],
   ["rounds to target", "first evaluated round at the target", (e) => e.reached[0],
     (e) => (MEASURE.target === null ? "" : reachedText(e))],
+  ["MB to target", "sent to clients and by them until that round", (e) => e.sent && e.sent[0],
+    (e) => (e.sent ? e.sent[1] : "")],
   ["seeds", "how many runs the number stands on", (e) => e.seeds, (e, t) => (t.seeds ? "" : e.basis)],
 ];
 
@@ -102,7 +104,7 @@ class TableView {
     const fits = matcher(this.search.value);
     const rows = this.table.rows.map((_, i) => i).filter((i) => fits(this.table.rows[i]));
     const { grid } = this.table;
-    const filled = grid ? this.lines(grid) : this.column < 0 ? this.overview(rows) : this.details(rows);
+    const filled = grid ? textTable(grid, this.caption()) : this.column < 0 ? this.overview(rows) : this.details(rows);
     this.scroll.replaceChildren(filled);
     this.more.hidden = Boolean(grid) || rows.length <= this.limit;
     this.more.textContent = `Show all ${rows.length} rows`;
@@ -125,14 +127,6 @@ class TableView {
   rowName(row) {
     const name = this.table.rows[row];
     return el("span", { title: this.table.long[name] }, name);
-  }
-
-  /** Lines that are computed already, such as those of regrets. */
-  lines([labels, header, lines]) {
-    const cell = (text, i) => (i < labels ? el("th", { scope: "row" }, text) : el("td", {}, text));
-    return el("table", { class: "regret" }, this.caption(),
-      el("thead", {}, el("tr", {}, header.map((text) => el("th", { scope: "col" }, text)))),
-      el("tbody", {}, lines.map((line) => el("tr", {}, line.map(cell)))));
   }
 
   overview(rows) {
