@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from wima.core.checks import is_count
 from wima.core.errors import UsageError
-from wima.experiments.labels import used_label
+from wima.experiments.labels import sized_label, used_label
 from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
@@ -46,6 +46,11 @@ class Sheet(NamedTuple):
     columns: list[str]
     headings: list[str]  # "plain" first
     cells: list[Cell]
+
+    @property
+    def as_printed(self) -> bool:
+        """Whether the settings are those of a table or figure of the paper."""
+        return bool(self.shown) and self.scale == "paper"
 
 
 def write_sheet(sheet: Sheet, folder: Path) -> Path:
@@ -84,7 +89,8 @@ def with_used_windows(sheet: Sheet) -> Sheet:
         for heading, model in cell.models.items():
             headings.setdefault(heading, set()).add(model)
     row_names = {label: used_label(label, models) for label, models in rows.items()}
-    names = {label: used_label(label, models) for label, models in headings.items()}
+    name = used_label if sheet.scale == "paper" else sized_label
+    names = {label: name(label, models) for label, models in headings.items()}
     cells = [
         cell._replace(
             row=row_names[cell.row], models={names[h]: model for h, model in cell.models.items()}

@@ -32,16 +32,16 @@ def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
         stem = table.slug if len(columns) == 1 else f"{table.slug}-{number}"
         regret = table.sheet.kind == "regret"
         figure = (choices_figure if regret else _figure)(table, column, measure)
-        names += [_save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
+        names += [save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
     return names
 
 
-def _save(figure: Any, path: Path) -> str:
+def save(figure: Any, path: Path, dpi: int = 120) -> str:
     """Without date and random names: the same runs give the same file."""
     date = {"Date": None} if path.suffix == ".svg" else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
-        figure.savefig(path, dpi=120, metadata=date)
+        figure.savefig(path, dpi=dpi, metadata=date)
     return path.name
 
 
@@ -88,7 +88,7 @@ def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -
     colour = COLOURS[tone % len(COLOURS)]
     style = {"color": colour, "linewidth": 0.8 if plain else 1.6, "ls": dash}
     label: str | None = _printable(f"{entry.row}, {entry.heading}")
-    for curve in _curves(axes, entry, measure, colour):
+    for curve in seed_curves(axes, entry, measure, colour):
         shown = thinned(curve, POINTS)
         draw_curve(axes, shown, sparse_until(curve.rounds), label, **style)
         label = None
@@ -97,7 +97,7 @@ def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -
             strip.plot(*thinned(member.window, POINTS), color=colour, linewidth=1.0)
 
 
-def _curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
+def seed_curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
     """The mean over the seeds that are done, on a band from the least to the greatest; others."""
     band = band_of(entry.members)
     if band is not None:

@@ -20,8 +20,9 @@ def notes(table: Table, measure: Measure) -> list[str]:
         lines = [f"{measure.title.capitalize()}.", *NOTES]
     else:
         lines = [level_note(table, measure)]
-        if any(entry.printed for entry in table.entries.values()):
-            lines.append(f"In parentheses: the paper's number ({sheet.shown}), and ours minus it.")
+        where = next((e.printed.where for e in table.entries.values() if e.printed), "")
+        if where:
+            lines.append(f"In parentheses: the paper's number ({where}), and ours minus it.")
         lines += gain_notes(table)
     lines += [*settings_notes(table), *(f"{row}: {whole}." for row, whole in table.long.items())]
     lines += [sheet.note] if sheet.note else []
