@@ -142,12 +142,12 @@ def test_the_average_is_called_by_its_window_unless_that_is_the_papers():
 def test_averages_that_look_back_are_called_by_the_rounds_that_they_see():
     sheet, _ = expanded("averagers", "cpu")
     assert sheet.rows == [
-        "WIMA, W = 20 (paper: 100)",
-        "LAWA, every 2nd of 20 (paper: 10th of 100)",
-        "EMA like W = 20 (paper: 100)",
+        "WIMA, W = 20",
+        "LAWA, every 2nd of 20",
+        "EMA like W = 20",
         "SWA from 75 %",
-        "WIMA, W = 2 (paper: 10)",
-        "EMA like W = 2 (paper: 10)",
+        "WIMA, W = 2",
+        "EMA like W = 2",
     ]
     assert expanded("averagers", "paper")[0].rows[0] == "WIMA, W = 100"
 

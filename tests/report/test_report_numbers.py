@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from benchmarks.micro.report import write_run
-from tests.helpers.reports import AVERAGE, COLUMN, LAST, OTHER, ROUNDS, curves, data_of, make_sheet, place
+from tests.helpers.reports import (
+    AVERAGE,
+    COLUMN,
+    LAST,
+    OTHER,
+    ROUNDS,
+    curves,
+    data_of,
+    make_sheet,
+    place,
+)
 from wima.core.last import last_rounds
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # How names end that are in the paper's lengths.
 ENDING = re.compile(r"W = (\d{1,9})$|every (\d{1,9})th of (\d{1,9})$")
@@ -26,6 +26,12 @@ def used_label(label: str, models: Iterable[str]) -> str:
     used = f"W = {window}" if own else f"every {ORDINALS.get(every, f'{every}th')} of {window}"
     printed = paper if own else f"{step}th of {paper}"
     return f"{label[: found.start()]}{used} (paper: {printed})"
+
+
+def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """The same labels without the paper's windows, unless two would be alike."""
+    short = {old: re.sub(r" \(paper: .*\)$", "", new) for old, new in labels.items()}
+    return short if len(set(short.values())) == len(short) else dict(labels)
 
 
 def sized_label(label: str, models: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from wima.core.checks import is_count
 from wima.core.errors import UsageError
-from wima.experiments.labels import sized_label, used_label
+from wima.experiments.labels import own_labels, sized_label, used_label
 from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
@@ -79,7 +79,10 @@ def read_sheet(path: Path) -> Sheet:
 
 
 def with_used_windows(sheet: Sheet) -> Sheet:
-    """The sheet of a scale, its rows and headings called by the windows that were used."""
+    """The sheet of a scale, its rows and headings called by the windows that were used.
+
+    The paper's windows stand behind them in its own tables, whose numbers are shown beside ours.
+    """
     if not sheet.scale:
         return sheet
     rows: dict[str, set[str]] = {}
@@ -89,6 +92,7 @@ def with_used_windows(sheet: Sheet) -> Sheet:
         for heading, model in cell.models.items():
             headings.setdefault(heading, set()).add(model)
     row_names = {label: used_label(label, models) for label, models in rows.items()}
+    row_names = row_names if sheet.shown else own_labels(row_names)
     name = used_label if sheet.scale == "paper" else sized_label
     names = {label: name(label, models) for label, models in headings.items()}
     cells = [

@@ -84,7 +84,9 @@ def glance_notes(found: Sequence[Beside]) -> list[str]:
         lines.append("* One seed: the interval is over the rounds of that run. Else: over seeds.")
     if any(gain.marked for gain in gains):
         lines.append("† Excludes zero after Holm's correction, too.")
-    lines.append("Same sign: open if our interval holds zero. N/A: diverged.")
+    lines.append("Same sign: open if our interval holds zero; a dash if a side diverged (N/A).")
+    if len({one.table.sheet.scale for one in found}) > 1:
+        lines.append("What was run at several scales is shown at the paper's.")
     own = {
         sheet.name: sheet.title for sheet in (one.table.sheet for one in found) if not sheet.shown
     }
@@ -98,12 +100,13 @@ def glance_section(found: Sequence[Beside], measure: Measure) -> str:
     made = glance(found, measure)
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in made.header)
     body = "\n".join(_row(line) for line in made.lines)
-    table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+    table = f"<table class='details'><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
     note = f'<p class="rest">{escape(" ".join(glance_notes(found)))}</p>'
     heading = f'<section id="glance"><h2>{TITLE}</h2>'
     return f'{heading}\n<div class="scroll">{table}</div>\n{note}</section>'
 
 
 def _row(line: Sequence[str]) -> str:
-    first, *others = map(escape, line)
-    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{text}</td>" for text in others)}</tr>'
+    data, method, *others = map(escape, line)
+    names = f'<th scope="row">{data}</th><td class="model">{method}</td>'
+    return f"<tr>{names}{''.join(f'<td>{text}</td>' for text in others)}</tr>"

@@ -150,7 +150,12 @@ def _table(
         shown, band = _entry(table, entry, number, measure), bands[id(entry)]
         entries.append(shown if band is None else {**shown, "band": _band(band, points, measure)})
     about = {name: getattr(sheet, name) for name in names}
-    about |= {"asPrinted": sheet.as_printed, "slug": table.slug, "last": table.last, "settings": settings_notes(table)}
+    about |= {
+        "asPrinted": sheet.as_printed,
+        "slug": table.slug,
+        "last": table.last,
+        "settings": settings_notes(table),
+    }
     about |= {"seeds": common_seeds(table), "long": dict(table.long)}
     if sheet.kind == "regret":
         return {**about, "gainNotes": NOTES, "grid": grid(table, measure)[:3], "entries": entries}

@@ -112,7 +112,8 @@ def _told(table: Table, measure: Measure) -> list[str]:
 def _legend(tables: Sequence[Table]) -> list[str]:
     """What several tables have in common, once."""
     lines = [line for table in tables for line in gain_notes(table) if "Holm" not in line]
-    counts = [f"{len(t.gains)} in {t.slug} ({t.sheet.scale})" for t in tables if t.gains]
+    counts = [f"{len(t.gains)} in {t.sheet.name} ({t.sheet.scale})" for t in tables if t.gains]
     lines.append(f"{HOLM} {', '.join(counts)}.")
-    lines += [f"Scale {t.sheet.scale}: {t.sheet.note}" for t in tables if t.sheet.note]
+    smaller = [table.sheet for table in tables if table.sheet.scale != "paper"]
+    lines += [f"Scale {sheet.scale}: {sheet.note}" for sheet in smaller if sheet.note]
     return list(dict.fromkeys(lines))
