@@ -124,6 +124,8 @@ def test_the_same_runs_give_the_same_picture_and_only_the_papers_scale_has_one(t
         drawn.append(folder / draw_opening(found, folder, Measure()))
     assert drawn[0].name == "sota-femnist.png" and imread(drawn[0]).ndim == 3
     assert drawn[0].read_bytes() == drawn[1].read_bytes()
+    lost = write_pool(tmp_path / "lost", [("FedDyn", OTHER, 0, None)], scale="paper")
+    assert draw_opening(beside_paper(tables_of(lost)), tmp_path, Measure())
     cpu = write_pool(tmp_path / "cpu", runs, scale="cpu")
     assert draw_opening(beside_paper(tables_of(cpu)), tmp_path, Measure()) == ""
 

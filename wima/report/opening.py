@@ -55,8 +55,9 @@ def _figure(found: Sequence[Beside], column: str, measure: Measure) -> Any:
     for panel in panels[max(0, len(found) - across) : len(found)]:  # nothing is below them
         panel.tick_params(labelbottom=True)
         panel.set_xlabel("round")
-    room = 0.08 * (max(values) - min(values)) or 1.0
-    panels[0].set_ylim(min(values) - room, max(values) + room)
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    room = 0.08 * (high - low) or 1.0
+    panels[0].set_ylim(low - room, high + room)
     _legend(figure, panels)
     figure.supylabel(measure.title, fontsize="medium")
     figure.suptitle(f"{column}, at the paper's scale", parse_math=False)
@@ -64,8 +65,9 @@ def _figure(found: Sequence[Beside], column: str, measure: Measure) -> Any:
 
 
 def _title(one: Beside) -> str:
-    missing = " (paper: N/A)" if one.paper is None else ""
-    return f"{proper(one.entry.row)}, {one.entry.basis}{missing}"
+    count, missing = one.entry.seeds, " (paper: N/A)" if one.paper is None else ""
+    seeds = f"{count} seed{'s' * (count > 1)}" if count else one.entry.basis
+    return f"{proper(one.entry.row)}, {seeds}{missing}"
 
 
 def _legend(figure: Any, panels: Iterable[Any]) -> None:
@@ -98,7 +100,7 @@ def _late(member: Member, measure: Measure) -> list[float]:
     if member.run is None or member.score is None:
         return []
     curve = member.run.curves[member.model]
-    late = curve.values[curve.rounds > curve.rounds[-1] / 3]
+    late = curve.values[curve.rounds > member.run.done / 3]
     return [measure.factor * float(value) for value in late if isfinite(value)]
 
 

@@ -105,15 +105,19 @@ def _details(tables: Sequence[Table], own: Mapping[str, str], measure: Measure) 
 
 def _told(table: Table, measure: Measure) -> list[str]:
     """The notes of a table that are not in the legend."""
-    shared = {*gain_notes(table), table.sheet.note}
+    shared = {*gain_notes(table), table.sheet.note if table.sheet.scale else None}
     return [line for line in notes(table, measure) if line not in shared]
 
 
 def _legend(tables: Sequence[Table]) -> list[str]:
     """What several tables have in common, once."""
     lines = [line for table in tables for line in gain_notes(table) if "Holm" not in line]
-    counts = [f"{len(t.gains)} in {t.sheet.name} ({t.sheet.scale})" for t in tables if t.gains]
+    counts = [
+        f"{len(table.gains)} in {' '.join(filter(None, [table.sheet.name, table.sheet.scale]))}"
+        for table in tables
+        if table.gains
+    ]
     lines.append(f"{HOLM} {', '.join(counts)}.")
-    smaller = [table.sheet for table in tables if table.sheet.scale != "paper"]
+    smaller = [table.sheet for table in tables if table.sheet.scale not in ("", "paper")]
     lines += [f"Scale {sheet.scale}: {sheet.note}" for sheet in smaller if sheet.note]
     return list(dict.fromkeys(lines))
