@@ -15,6 +15,7 @@ from wima.experiments.sheet import Cell, Sheet
 
 ROUNDS, LAST = 60, 40
 COLUMN, OTHER = "CIFAR-10 α = 0", "FEMNIST"
+AVERAGE = "WIMA, W = 10"  # what a report calls `WIMA` of wima10, unless the scale is `paper`
 
 
 def curves(seed: int, height: float = 0.6, rounds: int = ROUNDS) -> dict[str, np.ndarray]:

@@ -7,12 +7,13 @@ import pytest
 
 from benchmarks.micro.report import write_run
 from tests.helpers.paths import ROOT
-from tests.helpers.reports import COLUMN, ROUNDS, curves, data_of, make_sheet
+from tests.helpers.reports import AVERAGE, COLUMN, ROUNDS, curves, data_of, make_sheet
 from wima.experiments.definition import scales
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.differences import differences
 from wima.report.gather import gather
 from wima.report.measure import Measure
+from wima.report.notes import notes
 from wima.report.write import make_tables, write_report
 from wima.runs.settings import load_settings
 
@@ -39,6 +40,7 @@ def test_rows_of_results_are_called_by_the_windows_that_were_used():
     windows = [round(scales()["cpu"].windows * paper) for paper in (5, 10, 50, 100, 200)]
     rows = table_of(CPU, "window").sheet.rows
     assert [int(row.split()[2]) for row in rows] == windows
+    assert table_of(CPU, "sota").sheet.headings == ["plain", f"WIMA, W = {windows[3]}"]
 
 
 def test_runs_of_a_preset_say_what_was_changed(tmp_path):
@@ -54,9 +56,8 @@ def test_runs_of_a_preset_say_what_was_changed(tmp_path):
     assert data_of(tmp_path / "other")["tables"][0]["settings"] == []
 
 
-def test_headings_that_name_no_window_are_explained(report):
-    text = (report / "tables" / "sota.md").read_text(encoding="utf-8")
-    assert "- WIMA: W = 10.\n" in text
+def test_headings_that_name_no_window_are_explained():
+    assert "classifier, features, all: W = 20." in notes(table_of(CPU, "parts"), Measure())
 
 
 def test_seeds_have_a_column_only_if_they_differ(tmp_path, report):
@@ -73,7 +74,7 @@ def test_rounds_to_the_target_are_in_markdown(report):
     _, below = text.split("Rounds to a test accuracy of 65.00 %:")
     lines = [[text.strip() for text in line.split("|")] for line in below.splitlines()]
     rows = {(line[1], line[2]): line[3] for line in lines if len(line) > 3}
-    for heading, model in (("plain", "plain"), ("WIMA", "wima10")):
+    for heading, model in (("plain", "plain"), (AVERAGE, "wima10")):
         seeds = [curves(seed)[model] >= 0.65 for seed in range(3)]
         first = [int(np.argmax(there)) + 1 for there in seeds if there.any()]
         some = "" if len(first) == 3 else f" ({len(first)} of 3 seeds)"

@@ -13,10 +13,14 @@ from wima.report.gather import MARKER
 from wima.report.write import write_report
 
 
-def test_one_markdown_page_has_all_tables_and_the_machines(report, pool):
+def test_one_markdown_page_has_all_tables_and_the_machines(report, pool, tmp_path, no_figures):
+    write_run(tmp_path / "run", {"rounds": ROUNDS}, curves(0))
+    write_report([tmp_path / "run"], tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    table = (tmp_path / "out" / "tables" / "runs.md").read_text(encoding="utf-8")
+    assert "#" + table.rstrip("\n") in text
     text = (report / "report.md").read_text(encoding="utf-8")
-    table = (report / "tables" / "sota.md").read_text(encoding="utf-8")
-    assert "#" + table.rstrip("\n") in text and "## Machines" in text
+    assert "### State of the art" in text and "## Machines" in text
     assert f"- {len(list(pool.glob('*/status.json')))} runs: " in text
 
 

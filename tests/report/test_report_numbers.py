@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from benchmarks.micro.report import write_run
-from tests.helpers.reports import COLUMN, LAST, OTHER, ROUNDS, curves, data_of, make_sheet, place
+from tests.helpers.reports import (
+    AVERAGE,
+    COLUMN,
+    LAST,
+    OTHER,
+    ROUNDS,
+    curves,
+    data_of,
+    make_sheet,
+    place,
+)
 from wima.core.last import last_rounds
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet
@@ -20,19 +30,19 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 def test_a_number_is_the_mean_over_the_last_rounds_then_over_seeds(report):
     means = [curves(seed)["wima10"][-LAST:].mean() for seed in range(3)]
-    line = place(report, "FedAvg", COLUMN, "WIMA")
+    line = place(report, "FedAvg", COLUMN, AVERAGE)
     assert float(line["mean"]) == pytest.approx(np.mean(means))
     assert float(line["deviation"]) == pytest.approx(np.std(means, ddof=1))
     assert line["seeds"] == "3"
     for seed, mean in enumerate(means):
-        own = place(report, "FedAvg", COLUMN, "WIMA", str(seed))
+        own = place(report, "FedAvg", COLUMN, AVERAGE, str(seed))
         assert float(own["mean"]) == pytest.approx(mean)
 
 
 def test_gain_is_paired_over_seeds_or_over_the_rounds_of_one(report):
     pairs = [curves(s) for s in range(3)]
     gains = [(c["wima10"] - c["plain"])[-LAST:].mean() for c in pairs]
-    several, single = (place(report, row, COLUMN, "WIMA") for row in ("FedAvg", "SCAFFOLD"))
+    several, single = (place(report, row, COLUMN, AVERAGE) for row in ("FedAvg", "SCAFFOLD"))
     assert float(several["gain"]) == pytest.approx(np.mean(gains))
     assert (several["gain_basis"], several["gain_size"]) == ("seeds", "3")
     assert (single["gain_basis"], single["gain_size"]) == ("rounds", str(LAST))
@@ -51,8 +61,8 @@ def test_ours_stands_beside_the_papers_with_the_difference(report):
 
 
 def test_what_is_missing_unfinished_or_diverged_says_so(report):
-    assert place(report, "FedAvg", OTHER, "WIMA")["state"] == "-"
-    assert place(report, "SCAFFOLD", OTHER, "WIMA")["state"] == f"20/{ROUNDS} rounds"
+    assert place(report, "FedAvg", OTHER, AVERAGE)["state"] == "-"
+    assert place(report, "SCAFFOLD", OTHER, AVERAGE)["state"] == f"20/{ROUNDS} rounds"
     assert place(report, "FedDyn", COLUMN, "plain")["state"] == "N/A"
     table = (report / "tables" / "sota.md").read_text(encoding="utf-8")
     for text in (f"20/{ROUNDS} rounds", "N/A (N/A)", "3 seeds", "1 of 2 seeds", "1 of 1 diverged"):

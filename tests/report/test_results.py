@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import matplotlib
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from tests.helpers.paths import ROOT
 from wima.report.gather import gather
@@ -10,6 +13,9 @@ from wima.report.write import write_report
 
 DOCS = ROOT / "docs"
 PAPER, RUNS, AUTO = (DOCS / "results" / name for name in ("paper", "cpu", "auto"))
+
+
+SOFTWARE = f"Matplotlib version{matplotlib.__version__}".encode()
 
 
 def body(page: str) -> list[str]:
@@ -22,6 +28,11 @@ def test_the_results_are_made_from_the_records(tmp_path, no_figures):
     assert done.omitted == []
     made = (tmp_path / "results" / "report.md").read_text(encoding="utf-8")
     assert body(made) == body((DOCS / "results.md").read_text(encoding="utf-8"))
+    [picture] = (tmp_path / "results").glob("*.png")
+    kept = DOCS / picture.name
+    assert f"]({picture.name})" in made and kept.stat().st_size < 200_000
+    if SOFTWARE in kept.read_bytes():  # other versions draw other pixels
+        assert np.array_equal(imread(picture), imread(kept))
 
 
 def test_the_regrets_of_windows_are_made_from_the_records(tmp_path, no_figures):

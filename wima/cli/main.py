@@ -130,7 +130,7 @@ def report(
         float | None, typer.Option(help="Count the rounds to this value, for example 0.8.")
     ] = None,
     notes: Annotated[
-        Path | None, typer.Option(help="A Markdown file to put before the tables.")
+        Path | None, typer.Option(help="A Markdown file to put before the tables, or by data set.")
     ] = None,
     force: Annotated[bool, typer.Option(help="Replace an earlier report.")] = False,
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # How names end that are in the paper's lengths.
 ENDING = re.compile(r"W = (\d{1,9})$|every (\d{1,9})th of (\d{1,9})$")
 USED = re.compile(r"W = \d+ \(paper: (\d+)\)$")
+WIMA = "WIMA"  # the paper's name for its average
 ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
@@ -27,9 +28,22 @@ def used_label(label: str, models: Iterable[str]) -> str:
     return f"{label[: found.start()]}{used} (paper: {printed})"
 
 
+def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """The same labels without the paper's windows, unless two would be alike."""
+    short = {old: re.sub(r" \(paper: .*\)$", "", new) for old, new in labels.items()}
+    return short if len(set(short.values())) == len(short) else dict(labels)
+
+
+def sized_label(label: str, models: Iterable[str]) -> str:
+    """The same, and `WIMA` of the model `wima20` as `WIMA, W = 20`."""
+    models = set(models)
+    sole = re.fullmatch(r"wima(\d{1,9})", "".join(models)) if label == WIMA else None
+    return f"{WIMA}, W = {sole[1]}" if sole else used_label(label, models)
+
+
 def paper_label(label: str) -> str:
     """The name in the paper of a label that says which window was used."""
-    return USED.sub(r"W = \1", label)
+    return WIMA if re.fullmatch(rf"{WIMA}, W = \d+", label) else USED.sub(r"W = \1", label)
 
 
 def _lengths(model: str) -> tuple[int | None, int]:

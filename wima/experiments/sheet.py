@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from wima.core.checks import is_count
 from wima.core.errors import UsageError
-from wima.experiments.labels import used_label
+from wima.experiments.labels import own_labels, sized_label, used_label
 from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
@@ -47,6 +47,11 @@ class Sheet(NamedTuple):
     headings: list[str]  # "plain" first
     cells: list[Cell]
 
+    @property
+    def as_printed(self) -> bool:
+        """Whether the settings are those of a table or figure of the paper."""
+        return bool(self.shown) and self.scale == "paper"
+
 
 def write_sheet(sheet: Sheet, folder: Path) -> Path:
     """Write a sheet into the folder of its runs, in one step.
@@ -74,7 +79,10 @@ def read_sheet(path: Path) -> Sheet:
 
 
 def with_used_windows(sheet: Sheet) -> Sheet:
-    """The sheet of a scale, its rows and headings called by the windows that were used."""
+    """The sheet of a scale, its rows and headings called by the windows that were used.
+
+    The paper's windows stand behind them in its own tables, whose numbers are shown beside ours.
+    """
     if not sheet.scale:
         return sheet
     rows: dict[str, set[str]] = {}
@@ -84,7 +92,9 @@ def with_used_windows(sheet: Sheet) -> Sheet:
         for heading, model in cell.models.items():
             headings.setdefault(heading, set()).add(model)
     row_names = {label: used_label(label, models) for label, models in rows.items()}
-    names = {label: used_label(label, models) for label, models in headings.items()}
+    row_names = row_names if sheet.shown else own_labels(row_names)
+    name = used_label if sheet.scale == "paper" else sized_label
+    names = {label: name(label, models) for label, models in headings.items()}
     cells = [
         cell._replace(
             row=row_names[cell.row], models={names[h]: model for h, model in cell.models.items()}

@@ -12,6 +12,7 @@ from wima.runs.settings import NOT_IN_RESULTS, Settings, change, make_settings, 
 
 # Not worth a word: what does not change training, and averagers, which headings show.
 SILENT = {"seed", "averagers", "eval_every", "eval_last", "eval_batch_size", *NOT_IN_RESULTS}
+SILENT |= {"client_eval_every", "client_sample", "calibration", "finetune"}
 NAMED = {"algorithm", "server", "schedule", "data", "alpha"}  # by the rows and columns of a scale
 PLACES = 4  # that are listed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 SPECIAL = {char: "\\" + char for char in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -15,6 +16,13 @@ def in_markdown(text: str) -> str:
     if set(text) <= set("-:"):
         return text
     return re.sub(r"([\\`*_<>\[\]|&#])", r"\\\1", " ".join(text.split()))
+
+
+def markdown_table(labels: int, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown; after the first `labels` columns, which are names, numbers."""
+    rule = ["---"] * labels + ["---:"] * (len(header) - labels)
+    rows = [header, rule, *lines]
+    return "\n".join("| " + " | ".join(in_markdown(text) for text in row) + " |" for row in rows)
 
 
 def in_latex(text: str) -> str:

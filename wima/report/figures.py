@@ -36,7 +36,7 @@ def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
     return names
 
 
-def save(figure: Any, path: Path) -> str:
+def save(figure: Any, path: Path, dpi: int = 120) -> str:
     """Without date and random names: the same runs give the same file."""
     import matplotlib as mpl
 
@@ -44,7 +44,7 @@ def save(figure: Any, path: Path) -> str:
     date = {"Date": None} if path.suffix == ".svg" else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
-        figure.savefig(path, dpi=120, metadata=date)
+        figure.savefig(path, dpi=dpi, metadata=date)
     return path.name
 
 
@@ -89,7 +89,7 @@ def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -
     colour = COLOURS[tone % len(COLOURS)]
     style = {"color": colour, "linewidth": 0.8 if plain else 1.6, "ls": dash}
     label: str | None = printable_svg(f"{entry.row}, {entry.heading}")
-    for curve in _curves(axes, entry, measure, colour):
+    for curve in seed_curves(axes, entry, measure, colour):
         shown = thinned(curve, POINTS)
         draw_curve(axes, shown, sparse_until(curve.rounds), label, **style)
         label = None
@@ -98,7 +98,7 @@ def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -
             strip.plot(*thinned(member.window, POINTS), color=colour, linewidth=1.0)
 
 
-def _curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
+def seed_curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
     """The mean over the seeds that are done, on a band from the least to the greatest; others."""
     band = band_of(entry.members)
     if band is not None:

@@ -20,10 +20,15 @@ def notes(table: Table, measure: Measure) -> list[str]:
         lines = [f"{measure.title.capitalize()}.", *NOTES]
     else:
         lines = [level_note(table, measure)]
-        if any(entry.printed for entry in table.entries.values()):
-            lines.append(f"In parentheses: the paper's number ({sheet.shown}), and ours minus it.")
+        where = next((e.printed.where for e in table.entries.values() if e.printed), "")
+        if where:
+            lines.append(f"In parentheses: the paper's number ({where}), and ours minus it.")
         lines += [*gain_notes(table), *bytes_notes(table, measure)]
-    lines += [*settings_notes(table), *(f"{row}: {whole}." for row, whole in table.long.items())]
+    lines += [
+        *settings_notes(table),
+        *privacy_notes(table),
+        *(f"{row}: {whole}." for row, whole in table.long.items()),
+    ]
     lines += [sheet.note] if sheet.note else []
     return lines + ([f"Command: {sheet.command}"] if sheet.command else [])
 
@@ -46,6 +51,21 @@ def settings_notes(table: Table) -> list[str]:
             windows.setdefault(found[1], []).append(heading)
     named = [f"{', '.join(own)}: W = {window}." for window, own in windows.items()]
     return [*named, *filter(None, [differences(table)])]
+
+
+def privacy_notes(table: Table) -> list[str]:
+    """What the runs of each column have spent, if they are private."""
+    spent: dict[str, dict[str, str]] = {}
+    for entry in table.entries.values():
+        for run in (member.run for member in entry.members if member.run is not None):
+            if "privacy" in run.extras.newest:
+                epsilon = run.extras.newest["privacy"][1].get("epsilon")
+                shown = "∞" if epsilon is None else f"{epsilon:.3g}"
+                spent.setdefault(entry.column, {})[entry.row] = shown
+    return [
+        f"ε after the last round, {column}: {', '.join(f'{row}: {e}' for row, e in rows.items())}."
+        for column, rows in spent.items()
+    ]
 
 
 def gain_notes(table: Table) -> list[str]:

@@ -23,6 +23,7 @@ from wima.report.bands import Band, band_of, sparse_until
 from wima.report.below import below
 from wima.report.forest import forest
 from wima.report.gather import Omitted, Trace
+from wima.report.glance import beside_paper, glance_section
 from wima.report.grid import common_seeds, grid, paper_gain
 from wima.report.headline import comparisons, headline
 from wima.report.measure import Measure, megabytes
@@ -59,7 +60,7 @@ def page(
 ) -> str:
     """The page of these tables.  files: slug -> what else was written of a table."""
     data = payload(tables, omitted, measure)
-    shown = {name: fact for name, fact in facts.items() if name != "notes"}
+    shown = {name: fact for name, fact in facts.items() if name not in ("notes", "by_data")}
     data |= {"facts": shown, "files": files}
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -67,7 +68,9 @@ def page(
         "title": escape(str(facts["title"])),
         "headline": escape(headline(tables, measure)),
         "gains": forest(comparisons(tables), measure),
+        "glance": glance_section(beside_paper(tables), measure),
         "notes": notes_section(facts.get("notes", "")),
+        "details": notes_section(_joined(facts.get("by_data", {})), "details", "By data set"),
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
         "style": style,
         "script": script,
@@ -77,7 +80,11 @@ def page(
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
-def notes_section(notes: str) -> str:
+def _joined(by_data: dict[str, str]) -> str:
+    return "\n\n".join(f"## {name}\n\n{text}" for name, text in by_data.items())
+
+
+def notes_section(notes: str, name: str = "notes", title: str = "Notes") -> str:
     """The reporter's own words, which are Markdown, under the page's headings."""
     if not notes:
         return ""
@@ -87,7 +94,7 @@ def notes_section(notes: str) -> str:
         if token.type.startswith("heading"):
             token.tag = f"h{max(3, int(token.tag[1]))}"
     text = reader.renderer.render(tokens, reader.options, {})
-    return f'<section id="notes"><h2>Notes</h2>\n{text}</section>'
+    return f'<section id="{name}" class="notes"><h2>{title}</h2>\n{text}</section>'
 
 
 def _hash(text: str) -> str:
@@ -146,7 +153,12 @@ def _table(
         shown, band = _entry(table, entry, number, measure), bands[id(entry)]
         entries.append(shown if band is None else {**shown, "band": _band(band, points, measure)})
     about = {name: getattr(sheet, name) for name in names}
-    about |= {"slug": table.slug, "last": table.last, "settings": settings_notes(table)}
+    about |= {
+        "asPrinted": sheet.as_printed,
+        "slug": table.slug,
+        "last": table.last,
+        "settings": settings_notes(table),
+    }
     about |= {"seeds": common_seeds(table), "long": dict(table.long)}
     about |= {"sections": made} if (made := _sections(table)) else {}
     if sheet.kind == "regret":

@@ -11,7 +11,7 @@ from typing import Any
 
 from wima.core.text import in_spreadsheet
 from wima.report.below import below
-from wima.report.escaping import in_latex as _tex, in_markdown as _md
+from wima.report.escaping import in_latex as _tex, in_markdown as _md, markdown_table
 from wima.report.gather import Omitted
 from wima.report.grid import GAIN, Grid, grid, target_grid
 from wima.report.headline import headline
@@ -28,13 +28,21 @@ DATA += ["gain_p", "gain_p_holm", "paper", "where", "remark"]
 
 
 def markdown_page(
-    tables: Sequence[Table], omitted: Sequence[Omitted], measure: Measure, facts: Mapping[str, str]
+    tables: Sequence[Table],
+    omitted: Sequence[Omitted],
+    measure: Measure,
+    facts: Mapping[str, Any],
+    opening: Sequence[str] = (),
+    details: Sequence[str] = (),
 ) -> str:
-    """All tables on one Markdown page, with the machines and versions behind them."""
+    """All tables on one Markdown page, with the machines and versions behind them.
+
+    opening: what follows the headline; details: what stands there instead of the tables.
+    """
     made = f"Made by `{facts['command']}`, wima {facts['version']}, {facts['made']}."
-    parts = [f"# {_md(facts['title'])}", f"**{_md(headline(tables, measure))}**", made]
+    parts = [f"# {_md(facts['title'])}", f"**{_md(headline(tables, measure))}**", *opening, made]
     parts += filter(None, [facts.get("notes")])
-    parts += ["#" + markdown(table, measure).rstrip("\n") for table in tables]
+    parts += details or ["#" + markdown(table, measure).rstrip("\n") for table in tables]
     runs = {id(run): run for table in tables for run in table.runs()}.values()
     machines = Counter(_machine(run.environment) for run in runs)
     hours = sum(run.seconds or 0 for run in runs) / 3600
@@ -50,16 +58,18 @@ def _machine(around: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {around[key]}" for key in keys if around.get(key))
 
 
-def markdown(table: Table, measure: Measure) -> str:
-    listed = "\n".join(f"- {_md(note)}" for note in notes(table, measure))
-    parts = [f"# {_md(table.sheet.title)}", _md_table(grid(table, measure))]
+def markdown(table: Table, measure: Measure, told: Sequence[str] | None = None) -> str:
+    """A table with its notes, or with those that are given."""
+    told = notes(table, measure) if told is None else told
+    listed = "\n".join(f"- {_md(note)}" for note in told)
+    parts = [f"# {_md(table.sheet.title)}", markdown_table(*grid(table, measure)[:3])]
     target = target_grid(table, measure)
     if target is not None:
-        parts += [f"{target_title(table, measure)}:", _md_table(target)]
+        parts += [f"{target_title(table, measure)}:", markdown_table(*target[:3])]
     parts.append(listed)
     for section in below(table):
         notes_below = "\n".join(f"- {_md(note)}" for note in section.notes)
-        parts += [f"**{_md(section.title)}**", _md_table(section.grid), notes_below]
+        parts += [f"**{_md(section.title)}**", markdown_table(*section.grid[:3]), notes_below]
     return "\n\n".join(parts) + "\n"
 
 
@@ -68,12 +78,6 @@ def target_title(table: Table, measure: Measure) -> str:
     unit = " %" if measure.is_share else ""
     sent = ", and MB until then" if bytes_notes(table, measure) else ""
     return f"Rounds to a test {measure.metric} of {measure.number(measure.target)}{unit}{sent}"
-
-
-def _md_table(made: Grid) -> str:
-    rule = ["---"] * made.labels + ["---:"] * (len(made.header) - made.labels)
-    lines = [made.header, rule, *made.lines]
-    return "\n".join("| " + " | ".join(_md(text) for text in line) + " |" for line in lines)
 
 
 def latex(table: Table, measure: Measure) -> str:

@@ -20,6 +20,7 @@ from wima.report.groups import runs_table
 from wima.report.measure import Measure
 from wima.report.page import page
 from wima.report.panels import draw_sections
+from wima.report.sections import arranged, split_notes
 from wima.report.tables import Table, sheet_table
 from wima.report.texts import (
     data_csv,
@@ -52,7 +53,7 @@ def write_report(
 ) -> Report:
     """Read the runs and sheets at these paths and write the report, all of it or nothing.
 
-    notes: a Markdown file whose text stands before the tables.
+    notes: a Markdown file whose text stands before the tables, but for sections on a data set.
     """
     measure = measure or Measure()
     check_measure(measure)
@@ -64,7 +65,8 @@ def write_report(
         raise UsageError(f"There are no runs to report on.\n{reasons}")
     tables, repeats = make_tables(found, measure)
     omitted = [*found.omitted, *repeats]
-    facts = _facts(_title(out, paths)) | {"notes": text}
+    own = split_notes(text, tables)
+    facts = _facts(_title(out, paths)) | {"notes": own.general, "by_data": own.by_data}
     with written(out, folder=True, over=force, kind=UsageError) as draft:
         _fill(draft, tables, omitted, measure, facts)
     return Report(out, tables, len(found.runs), omitted)
@@ -156,7 +158,8 @@ def _fill(
         drawn += draw_sections(table, folder / "figures")
         files[table.slug] = [*texts, *(f"figures/{name}" for name in drawn)]
     _write(folder / "data.csv", data_csv(tables))
-    _write(folder / "report.md", markdown_page(tables, omitted, measure, facts))
+    parts = arranged(tables, facts["by_data"], measure, folder)
+    _write(folder / "report.md", markdown_page(tables, omitted, measure, facts, *parts))
     _write(folder / "index.html", page(tables, omitted, measure, facts, files))
 
 

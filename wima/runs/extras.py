@@ -20,7 +20,8 @@ class Extras(NamedTuple):
     def add(self, record: dict[str, Any]) -> None:
         """The record of the next round."""
         t = record["t"]
-        self.newest.update({key: (t, record[key]) for key in KEYS if record.get(key)})
+        kept = (*KEYS, "privacy")
+        self.newest.update({key: (t, record[key]) for key in kept if record.get(key)})
         if "bytes" in record and len(self.sent) == t - 1:
             now = record["bytes"]["down"] + record["bytes"]["up"]
             self.sent.append(now + (self.sent[-1] if self.sent else 0))
@@ -57,5 +58,5 @@ def _is_summary(found: dict[str, Any]) -> bool:
 
 def _is_bin(found: list[Any]) -> bool:
     count, *rest = found
-    fits = all(map(is_number, rest)) if count else rest == [None, None]
+    fits = all(value is None or is_number(value) for value in rest) if count else not any(rest)
     return is_count(count, 0) and is_number(count) and len(rest) == 2 and fits

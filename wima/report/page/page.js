@@ -98,7 +98,8 @@ function setTheme(theme) {
 
 function start() {
   const main = document.getElementById("main");
-  main.append(...DATA.tables.map(tableSection), runsSection(), omittedSection(), methodSection());
+  const details = document.getElementById("details") || ""; // notes on each data set
+  main.append(...DATA.tables.map(tableSection), details, runsSection(), omittedSection(), methodSection());
   document.getElementById("summary").textContent = summary();
   document.getElementById("contents").append(...[...main.querySelectorAll("section")].map((section) =>
     el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent)));
