@@ -297,7 +297,7 @@ def _open_cache(folder: Path) -> None:
 
 
 def _engines(folder: Path) -> None:
-    content = {"key": {"serial": [0.0, 0.1], "batched": [0.2, 0.01]}}
+    content = {"key": {"serial": [0.0, 0.1], "batched": [0.2, 0.01], "processes": None}}
     (folder / "engines.json").write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -306,7 +306,7 @@ def _recall_engines(folder: Path) -> None:
 
     with _cached_in(folder):
         costs = recall("key")
-    min(costs, key=lambda name: costs[name].total(100), default=None)
+    min((cost.total(100) for cost in costs.values() if cost is not None), default=None)
 
 
 def _landmarks(folder: Path) -> None:

@@ -73,6 +73,7 @@ class Engine:
 
     name: str
     setup: Setup
+    why = ""  # the reason for which `auto` chose it
     runs_ahead = False  # whether `begin` does anything
     helps = False  # whether another process runs the rounds, see `serve`
 

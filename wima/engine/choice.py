@@ -1,5 +1,8 @@
 """Engine `auto`: the fastest for this model on this machine, measured once and remembered.
 
+Trials take at most 3 s or 2 % of the run, whichever is more: the cheapest one comes first and says
+how long the run will be.  One that would not fit into what is left is put off to a longer run.
+
 So `auto` may take different engines on different machines; the record of a run names its engine.
 `serial` and `processes` give the same bytes, `batched` the same up to rounding.
 """
@@ -10,11 +13,11 @@ import contextlib
 import hashlib
 import json
 import platform
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from time import perf_counter as clock
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -35,7 +38,10 @@ SLOW_STEP = 0.005  # seconds; arithmetic then outweighs Python, and `batched` ha
 SHORT_ROUND = 0.02  # seconds; messages to workers then outweigh a second core
 PROBE = 4  # steps of a trial visit
 MEASURED = ("serial", "batched", "processes")
-BUDGET = 0.5  # seconds of trials, at least two rounds
+TRIAL = 0.3  # seconds of a trial, at least two rounds
+LEAST = 3.0  # seconds of all trials, however short the run is
+SHARE = 0.02  # of the run, if that is more
+START = 1.5  # seconds until workers are ready, as far as trials are planned
 
 
 class Cost(NamedTuple):
@@ -48,70 +54,179 @@ class Cost(NamedTuple):
         return self.startup + rounds * self.round
 
 
-def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) -> str:
-    """The name of the engine with the least time for so many rounds; several: processes allowed."""
+Costs: TypeAlias = dict[str, Cost | None]  # None: put off, for lack of time
+
+
+class Chosen(NamedTuple):
+    """An engine, and the reason in words."""
+
+    name: str
+    why: str
+
+
+def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) -> Chosen:
+    """The engine with the least time for so many rounds; several: processes allowed."""
     steps = typical_steps(setup)
-    if setup.task.workspace is None or rounds * cohort * steps < SHORT:
-        return "serial"
-    key = fingerprint(setup, cohort, steps, several)
-    costs = recall(key)
-    if not costs:
-        costs = measure_all(make, setup, cohort, steps, several)
-        remember(key, costs)
-    return min(costs, key=lambda name: costs[name].total(rounds))
+    if setup.task.workspace is None:
+        return Chosen("serial", "the only one for a task that is made of functions")
+    if rounds * cohort * steps < SHORT:
+        return Chosen("serial", f"less than {SHORT:,} client steps are too few for trials")
+    key, begin = fingerprint(setup, cohort, steps, several), clock()
+    known = recall(key)
+    trials = Trials(make, setup, cohort, steps, rounds, several, known)
+    try:
+        trials.run()
+    except RunError:
+        return Chosen("serial", "a trial failed")  # the run itself will report what is wrong
+    if trials.costs != known:
+        remember(key, trials.costs)
+    return _best(trials.costs, rounds, clock() - begin if trials.made else None)
+
+
+def _best(costs: Costs, rounds: int, seconds: float | None) -> Chosen:
+    """seconds: of trials, if there were any."""
+    totals = {name: cost.total(rounds) for name, cost in costs.items() if cost is not None}
+    shown = ", ".join(f"{name} {_in_words(total)}" for name, total in totals.items())
+    origin = "measured before" if seconds is None else f"trials took {_in_words(seconds)}"
+    put_off = ", ".join(name for name, cost in costs.items() if cost is None)
+    untried = f"; no time to try {put_off}" if put_off else ""
+    why = f"estimated time to train: {shown} ({origin}{untried})"
+    return Chosen(min(totals, key=totals.__getitem__), why)
+
+
+def _in_words(seconds: float) -> str:
+    for unit, much in (("h", 3600), ("min", 60)):
+        if seconds >= much:
+            return f"{seconds / much:.1f} {unit}"
+    return f"{seconds:.1f} s"
 
 
 def typical_steps(setup: Setup) -> int:
     """The steps of a client of mean size."""
-    sgd, data = setup.sgd, setup.task.data
-    mean = data.num_examples / data.num_clients
+    sgd, mean = setup.sgd, _mean_size(setup)
     size = mean if sgd.batch_size == "full" else sgd.batch_size
     return sgd.steps or max(1, ceil(sgd.epochs * mean / size))
 
 
-def measure_all(
-    make: Make, setup: Setup, cohort: int, steps: int, several: bool
-) -> dict[str, Cost]:
-    """The cost of each engine that may be the best; nothing but `serial` where it fails."""
-    probed = min(steps, PROBE)
-    probe = setup._replace(sgd=replace(setup.sgd, steps=probed))
-    try:
-        step = measure(make, "serial", probe, 1).round / probed
-        clients = cohort if step * probed * cohort < BUDGET else min(cohort, 2 * cores())
-        scale = steps / probed * cohort / clients
-        found = {"serial": measure(make, "serial", probe, clients)}
-        space = setup.task.workspace
-        # `batched` draws dropout masks for all clients at once, so they differ from other engines'.
-        if step < SLOW_STEP and space is not None and not space.random:
-            with contextlib.suppress(UsageError):  # BatchNorm, or an operator unknown to vmap
-                found["batched"] = measure(make, "batched", probe, clients)
-        if several and found["serial"].round * scale > SHORT_ROUND:
-            with contextlib.suppress(UsageError):  # a model that cannot be sent
-                found["processes"] = measure(make, "processes", probe, clients)
+def _mean_size(setup: Setup) -> float:
+    return setup.task.data.num_examples / setup.task.data.num_clients
+
+
+class Trials:
+    """Trial rounds with each engine that may be the best, until the time for them is spent."""
+
+    def __init__(
+        self,
+        make: Make,
+        setup: Setup,
+        cohort: int,
+        steps: int,
+        rounds: int,
+        several: bool,
+        known: Costs,
+    ) -> None:
+        self._make, self._setup, self._several = make, setup, several
+        self._cohort, self._steps, self._rounds = cohort, steps, rounds
+        size = setup.sgd.batch_size
+        full = setup.algorithm.full_gradient != "none"
+        self._extra = (1.0 if size == "full" else _mean_size(setup) / size) if full else 0.0
+        self._begin, self.costs = clock(), dict(known)
+        self.made: dict[str, float] = {}  # the seconds that an engine's last trial took
+
+    def run(self) -> None:
+        """Complete `costs`, as far as the time allows."""
+        put_off = [name for name, cost in self.costs.items() if cost is None]
+        fresh = not self.costs
+        if fresh:
+            self._measure("serial", 1, 1)  # what a step costs, and so the run
+            self._try("serial")
+            put_off = self._candidates()
+            self.costs |= dict.fromkeys(put_off)
+        tried = [name for name in put_off if self._try(name)]
         # Once more, all of them: a busy moment must not decide.
-        again = {name: measure(make, name, probe, clients) for name in found if len(found) > 1}
-    except RunError:
-        return {"serial": Cost(0, 0)}  # the run itself will report what is wrong
-    both = {name: (cost, again.get(name, cost)) for name, cost in found.items()}
-    return {
-        name: Cost(min(c.startup for c in costs), scale * min(c.round for c in costs))
-        for name, costs in both.items()
-    }
+        for name in [*(["serial"] if fresh and tried else []), *tried]:
+            self._try(name, again=True)
+
+    def _candidates(self) -> list[str]:
+        """The engines besides `serial` that may be the best."""
+        space, found = self._setup.task.workspace, []
+        # `batched` draws dropout masks for all clients at once, so they differ from other engines'.
+        if self._step() < SLOW_STEP and space is not None and not space.random:
+            found.append("batched")
+        if self._several and self._serial().round > SHORT_ROUND:
+            found.append("processes")
+        return found
+
+    def _try(self, name: str, again: bool = False) -> bool:
+        """A trial of usual size, if there is time for it; whether the engine can be used."""
+        clients, steps = self._size()
+        seconds = self.made[name] if again else self._expected(name, clients, steps)
+        if clock() + seconds > self._limit():
+            return False
+        before = self.costs.get(name) if again else None
+        try:
+            self._measure(name, clients, steps)
+        except UsageError:  # BatchNorm, an operator unknown to vmap, a model that cannot be sent
+            del self.costs[name]
+            return False
+        now = self.costs[name]
+        if before is not None and now is not None:
+            self.costs[name] = Cost(*map(min, zip(before, now, strict=True)))
+        return True
+
+    def _expected(self, name: str, clients: int, steps: int) -> float:
+        """The seconds of two trial rounds."""
+        serial = 2 * clients * self._work(steps) * self._step()
+        return START + serial / min(cores(), self._cohort) if name == "processes" else serial
+
+    def _measure(self, name: str, clients: int, steps: int) -> None:
+        """Trial rounds, converted to the clients and steps of the run."""
+        probe, begin = self._setup._replace(sgd=replace(self._setup.sgd, steps=steps)), clock()
+        cost = measure(self._make, name, probe, clients, self._limit())
+        self.made[name] = clock() - begin
+        scale = self._cohort * self._work(self._steps) / (clients * self._work(steps))
+        self.costs[name] = Cost(cost.startup, scale * cost.round)
+
+    def _size(self) -> tuple[int, int]:
+        """The clients and steps of a trial round; of slow steps few are enough."""
+        steps = min(self._steps, PROBE)
+        if self._cohort * self._work(steps) * self._step() < TRIAL:
+            return self._cohort, steps
+        clients = min(self._cohort, 2 * cores())
+        return clients, max(1, min(steps, int(TRIAL / (clients * self._step()))))
+
+    def _work(self, steps: int) -> float:
+        """The work of a visit in steps; a full gradient counts as those of one epoch."""
+        return steps + self._extra
+
+    def _serial(self) -> Cost:
+        cost = self.costs["serial"]
+        assert cost is not None
+        return cost
+
+    def _step(self) -> float:
+        """Seconds that a step takes."""
+        return self._serial().round / (self._cohort * self._work(self._steps))
+
+    def _limit(self) -> float:
+        """When the trials have to be over, by the best engine so far."""
+        totals = [cost.total(self._rounds) for cost in self.costs.values() if cost is not None]
+        return self._begin + max(LEAST, SHARE * min(totals, default=0.0))
 
 
-def measure(make: Make, name: str, probe: Setup, clients: int) -> Cost:
-    """Rounds of the first clients: the least time of one."""
-    begin = time.perf_counter()
+def measure(make: Make, name: str, probe: Setup, clients: int, limit: float) -> Cost:
+    """Rounds of the first clients, two or more until the limit: the least time of one."""
+    begin = clock()
     engine = make(name, probe)
-    startup, least, cohort = time.perf_counter() - begin, float("inf"), list(range(clients))
-    begin, t = time.perf_counter(), 0
+    startup, least, cohort = clock() - begin, float("inf"), list(range(clients))
+    end, t = min(limit, clock() + TRIAL), 0
     try:
         with one_thread():
-            while t < 2 or (time.perf_counter() - begin < BUDGET and t < 20):
+            while t < 2 or (clock() < end and t < 20):
                 state = first_state(probe)
-                before = time.perf_counter()
+                before = clock()
                 engine.round(state, t, cohort, lr=1e-3)
-                least, t = min(least, time.perf_counter() - before), t + 1
+                least, t = min(least, clock() - before), t + 1
     finally:
         engine.close()
     return Cost(startup, least)
@@ -130,17 +245,19 @@ def fingerprint(setup: Setup, cohort: int, steps: int, several: bool) -> str:
     ).hexdigest()
 
 
-def recall(key: str) -> dict[str, Cost]:
+def recall(key: str) -> Costs:
     """The costs measured before, if any; the file may be anybody's."""
     try:
-        costs = {name: Cost(*cost) for name, cost in _read()[key].items()}
+        entry = _read()[key].items()
+        costs = {name: None if cost is None else Cost(*cost) for name, cost in entry}
     except (KeyError, TypeError, AttributeError):
         return {}
-    known = all(name in MEASURED and all(map(is_number, cost)) for name, cost in costs.items())
-    return costs if known else {}
+    known = costs.get("serial") is not None and all(name in MEASURED for name in costs)
+    numbers = (number for cost in costs.values() if cost is not None for number in cost)
+    return costs if known and all(map(is_number, numbers)) else {}
 
 
-def remember(key: str, costs: dict[str, Cost]) -> None:
+def remember(key: str, costs: Costs) -> None:
     """Keep the costs in the cache, if that can be written."""
     known = {**_read(), key: costs}
     with contextlib.suppress(RunError):
@@ -151,7 +268,7 @@ def _file() -> Path:
     return cache() / "engines.json"
 
 
-def _read() -> dict[str, dict[str, list[float]]]:
+def _read() -> dict[str, dict[str, list[float] | None]]:
     try:
         known = json.loads(read_text(_file()))
     except (OSError, ValueError, RecursionError):

@@ -52,4 +52,7 @@ def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -
     if workers and workers > 1:  # whoever asks for workers gets them
         return make("processes", setup)
     several = workers is None and min(cores(), cohort) > 1
-    return make(choose(make, setup, cohort, options.rounds, several), setup)
+    chosen = choose(make, setup, cohort, options.rounds, several)
+    engine = make(chosen.name, setup)
+    engine.why = chosen.why
+    return engine

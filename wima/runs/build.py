@@ -92,8 +92,9 @@ def build(
     task: Task | None = None,
     **instead: Any,
 ) -> Simulation:
-    """A simulation that is ready to run; folder: for what is kept in files; report: gets the plan.
+    """A simulation that is ready to run; folder: for what is kept in files.
 
+    report: gets the plan, the engine that `auto` chose, and what privacy costs.
     task and arguments of `simulate` take the place of what the settings name.
     """
     parts = _parts(settings, instead)
@@ -114,6 +115,8 @@ def build(
     simulation = simulate(task, **{**options, **parts, **instead})
     if plan is not None:
         report(plan.in_words(settings))
+    if simulation.why:
+        report(f"Engine: {simulation.engine}; {simulation.why}.")
     if simulation.ledger is not None:
         report(simulation.ledger.in_words(settings.rounds))
     return simulation

@@ -72,7 +72,7 @@ def launch(
     """Run the settings and record the run at `path`; nothing is written before all is checked.
 
     command: what repeats the run, if that is not what was typed.
-    report: gets the plan of memory and disk.
+    report: gets the plan of memory and disk, and the engine that `auto` chose.
     instead: what takes the place of things that the settings name, see `build`.
     """
     check_free(path)

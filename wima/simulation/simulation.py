@@ -78,6 +78,11 @@ class Simulation:
         return self._engine.name
 
     @property
+    def why(self) -> str:
+        """The reason for which `auto` chose the engine, in words; empty if it did not."""
+        return self._engine.why
+
+    @property
     def helps(self) -> bool:
         """Whether this process only works for the one that runs the rounds."""
         return self._engine.helps
