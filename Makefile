@@ -13,7 +13,7 @@ ESLINT := $(VENV)/eslint-$(ESLINT_VERSION)
 # What the report's page uses of the browser; all other names must be declared.
 BROWSER := addEventListener,document,getComputedStyle,getSelection,IntersectionObserver,matchMedia,navigator,requestAnimationFrame,ResizeObserver,window
 
-.PHONY: demo test coverage lint javascript clean
+.PHONY: demo test coverage lint javascript notebooks clean
 
 demo: $(READY)
 	$(BIN)/wima demo
@@ -42,6 +42,9 @@ else
 javascript:
 	@echo "node is not installed: the JavaScript of reports is not checked."
 endif
+
+notebooks: $(READY)
+	$(BIN)/python -m tests.helpers.notebooks
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache

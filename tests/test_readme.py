@@ -60,7 +60,14 @@ def test_repository_holds_no_machine_paths() -> None:
     suspicious = re.compile(r"/(root|home|work)/\w")
     found = [
         str(path.relative_to(ROOT))
-        for pattern in ("wima/**/*.py", "docs/**/*.md", "*.md", "tests/**/*.py", "examples/*.py")
+        for pattern in (
+            "wima/**/*.py",
+            "docs/**/*.md",
+            "*.md",
+            "tests/**/*.py",
+            "examples/**/*.py",
+            "examples/**/*.ipynb",
+        )
         for path in ROOT.glob(pattern)
         if suspicious.search(path.read_text(encoding="utf-8"))
     ]
