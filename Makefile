@@ -1,8 +1,9 @@
-# `make demo` and `make test` set everything up by themselves; nothing else is needed but Python >= 3.11.
+# `make demo`, `make test` and `make dist` set everything up by themselves; nothing else is needed but Python >= 3.11.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DIST := $(VENV)/dist
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) # some tests mostly wait
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -13,7 +14,7 @@ ESLINT := $(VENV)/eslint-$(ESLINT_VERSION)
 # What the report's page uses of the browser; all other names must be declared.
 BROWSER := addEventListener,document,getComputedStyle,getSelection,IntersectionObserver,matchMedia,navigator,requestAnimationFrame,ResizeObserver,window
 
-.PHONY: demo test coverage lint javascript notebooks clean
+.PHONY: demo test coverage lint javascript notebooks dist clean
 
 demo: $(READY)
 	$(BIN)/wima demo
@@ -46,8 +47,13 @@ endif
 notebooks: $(READY)
 	$(BIN)/python -m tests.helpers.notebooks
 
+dist: $(DIST)/.ready
+	rm -rf dist
+	$(DIST)/bin/python -m build
+	$(DIST)/bin/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -55,6 +61,12 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	touch $(READY)
+
+# Of its own, because building a release needs none of the packages that wima needs.
+$(DIST)/.ready: constraints.txt
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install -q -c constraints.txt build twine
+	touch $@
 
 # Tried once, so that nobody waits for a network that is not there; remove the folder to try again.
 $(ESLINT)/.tried: | $(READY)
