@@ -71,16 +71,12 @@ class Simulation:
         self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.trained)
         models = len(self.watch.averagers)
         self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
+        self.why = self._engine.why  # the reason for which `auto` chose it; empty if it did not
 
     @property
     def engine(self) -> str:
         """The engine that runs the rounds."""
         return self._engine.name
-
-    @property
-    def why(self) -> str:
-        """The reason for which `auto` chose the engine, in words; empty if it did not."""
-        return self._engine.why
 
     @property
     def helps(self) -> bool:
