@@ -27,9 +27,16 @@ ExtraMean = Literal["uniform", "weighted"]
 
 
 class Local(NamedTuple):
-    """One client's problem: SGD on  scale * f_i(w) + prox/2 * |w - start|^2 + <shift, w>.
+    """One client's problem: SGD from `start` on
+
+        scale * f_i(w) + prox/2 * |w - start|^2 + <shift, w>
 
     With `anchored`, the gradient of f_i is replaced by g(w) - g(start) on the same mini-batch.
+
+    Examples:
+        >>> import torch, wima
+        >>> wima.Local(torch.zeros(1), prox=0.1)
+        Local(start=tensor([0.]), scale=1.0, prox=0.1, shift=0.0, anchored=False)
     """
 
     start: Vector
@@ -40,7 +47,14 @@ class Local(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """One client's local run, as it happened."""
+    """One client's local run, as it happened.
+
+    Examples:
+        >>> import torch, wima
+        >>> visit = wima.Visit(start=torch.ones(1), end=torch.zeros(1), steps=5, lr=0.1, t=0)
+        >>> visit.delta
+        tensor([1.])
+    """
 
     start: Vector
     end: Vector
@@ -62,6 +76,16 @@ class Algorithm:
 
     Subclasses state how they differ.  Hooks are pure: they read their arguments, write none of them
     and return new state.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import wima
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Cautious(wima.Algorithm):
+        ...     gain: float = 0.5  # of the server's step
+        ...     def server_update(self, w, delta, extra, server, fraction):
+        ...         return self.gain * delta, server
+        >>> wima.check_algorithm(Cautious())
     """
 
     @property

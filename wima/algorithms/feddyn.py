@@ -28,6 +28,14 @@ class FedDyn(Algorithm):
 
     Acar et al., Federated Learning Based on Dynamic Regularization (ICLR 2021), Algorithm 1.  It is
     not FedAvg as alpha -> 0.  Its authors evaluate means of models, never w.
+
+    Examples:
+        >>> import torch, wima
+        >>> feddyn, w = wima.FedDyn(alpha=0.5), torch.zeros(1)
+        >>> visit = wima.Visit(start=w, end=torch.tensor([2.0]), steps=1, lr=0.1, t=0)
+        >>> _, client = feddyn.client_finish(visit, feddyn.init(w), feddyn.client_init(w))
+        >>> client.lam  # 0 - alpha * (y - w)
+        tensor([-1.])
     """
 
     alpha: float = 0.01

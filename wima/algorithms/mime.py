@@ -24,6 +24,14 @@ class Mime(Algorithm):
     Karimireddy et al., Mime: Mimicking Centralized Stochastic Algorithms in Federated Learning
     (2020), Algorithm 1.  momentum = 0 is MIME SGD.  Scaled as in FedJAX; with the paper's (1 -
     momentum) in front of c, the same algorithm needs lr / (1 - momentum).
+
+    Examples:
+        >>> import torch, wima
+        >>> mime, w = wima.Mime(momentum=0.5), torch.zeros(1)
+        >>> server = mime.observe(torch.tensor([2.0]), mime.init(w))  # c
+        >>> _, server = mime.server_update(w, delta=w, extra=None, server=server, fraction=1.0)
+        >>> mime.local(w, server, client=()).shift  # c + momentum * m, with m = c
+        tensor([3.])
     """
 
     momentum: float = 0.9

@@ -25,6 +25,14 @@ class Scaffold(Algorithm):
     2020), Algorithm 1.  Option II asks for `path_gradient`, the mean of the mini-batch gradients
     that the client computed on its way from w to y, before any correction.  It equals the formula
     above for plain SGD, and stays right with clipping and momentum.
+
+    Examples:
+        >>> import torch, wima
+        >>> scaffold, w = wima.Scaffold(), torch.zeros(1)
+        >>> server, client = scaffold.init(w), scaffold.client_init(w)
+        >>> server = server._replace(c=torch.tensor([0.5]))
+        >>> scaffold.local(w, server, client).shift  # c - c_i
+        tensor([0.5000])
     """
 
     option: Literal["I", "II"] = "II"

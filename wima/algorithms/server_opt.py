@@ -19,7 +19,22 @@ OptState: TypeAlias = Any
 
 
 class ServerOpt(Protocol):
-    """An optimizer over one vector; `update` is pure."""
+    """An optimizer over one vector; `update` is pure.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> class Sign:
+        ...     def init(self, w):
+        ...         return ()
+        ...     def update(self, gradient, state):
+        ...         return 0.1 * gradient.sign(), state
+        >>> result = wima.run(task, server_opt=Sign(), rounds=2, clients_per_round=1)
+        >>> result.models
+        ['plain']
+    """
 
     def init(self, w: Vector) -> OptState: ...
 
@@ -34,6 +49,14 @@ class SGD:
 
     lr = 1 without momentum is FedAvg, momentum = 0.9 is FedAvgM (Hsu et al. 2019).  No
     dampening, as in FedJAX and torch; Flower's FedAvgM baseline is the Nesterov form.
+
+    Examples:
+        >>> import torch, wima
+        >>> optimizer, w = wima.SGD(lr=0.5, momentum=0.5), torch.zeros(1)
+        >>> step, state = optimizer.update(torch.ones(1), optimizer.init(w))
+        >>> step, state = optimizer.update(torch.ones(1), state)
+        >>> step  # lr * (momentum * 1 + 1)
+        tensor([0.7500])
     """
 
     lr: float = 1.0
@@ -60,7 +83,13 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(SGD):
-    """SGD whose momentum is 0.9 unless given: FedAvgM."""
+    """SGD whose momentum is 0.9 unless given: FedAvgM.
+
+    Examples:
+        >>> import wima
+        >>> wima.Momentum()
+        Momentum(lr=1.0, momentum=0.9, nesterov=False)
+    """
 
     momentum: float = 0.9
 
@@ -109,7 +138,17 @@ class _Adaptive:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(_Adaptive):
-    """FedAdam: v <- beta2 * v + (1 - beta2) * g^2."""
+    """FedAdam: v <- beta2 * v + (1 - beta2) * g^2.
+
+        m <- beta1 * m + (1 - beta1) * g;  step = lr * m / (sqrt(v) + tau)
+
+    Examples:
+        >>> import torch, wima
+        >>> optimizer = wima.Adam(lr=0.1, beta1=0.5, beta2=0.75, tau=0.5)
+        >>> step, state = optimizer.update(torch.ones(1), optimizer.init(torch.zeros(1)))
+        >>> step  # 0.1 * 0.5 / (sqrt(0.25) + 0.5)
+        tensor([0.0500])
+    """
 
     def second_moment(self, v: Vector, g: Vector) -> Vector:
         return self.beta2 * v + (1 - self.beta2) * g**2
@@ -117,7 +156,17 @@ class Adam(_Adaptive):
 
 @dataclass(frozen=True, kw_only=True)
 class Yogi(_Adaptive):
-    """FedYogi: v <- v - (1 - beta2) * g^2 * sign(v - g^2)."""
+    """FedYogi: v <- v - (1 - beta2) * g^2 * sign(v - g^2).
+
+        m <- beta1 * m + (1 - beta1) * g;  step = lr * m / (sqrt(v) + tau)
+
+    Examples:
+        >>> import torch, wima
+        >>> optimizer = wima.Yogi(lr=0.1, beta1=0.5, beta2=0.75, tau=0.5)
+        >>> step, state = optimizer.update(torch.ones(1), optimizer.init(torch.zeros(1)))
+        >>> step  # 0.1 * 0.5 / (sqrt(0.25) + 0.5)
+        tensor([0.0500])
+    """
 
     def second_moment(self, v: Vector, g: Vector) -> Vector:
         return v - (1 - self.beta2) * g**2 * torch.sign(v - g**2)
@@ -128,6 +177,13 @@ class Adagrad:
     """FedAdagrad: v <- v + g^2, step = lr * g / (sqrt(v) + tau).
 
     tau_inside: step = lr * g / sqrt(v + tau), which with v0 = 0.1 and tau = 1e-6 is optax's form.
+
+    Examples:
+        >>> import torch, wima
+        >>> optimizer = wima.Adagrad(lr=0.1, tau=1.0)
+        >>> step, state = optimizer.update(torch.ones(1), optimizer.init(torch.zeros(1)))
+        >>> step  # 0.1 * 1 / (sqrt(1) + 1)
+        tensor([0.0500])
     """
 
     lr: float = 0.1

@@ -32,6 +32,22 @@ class Averager:
 
     part: "all"; "classifier" or "features" take that part from the average and the other one from
     the newest model.  Subclasses are frozen dataclasses; those with parts have it as a field.
+
+    Examples:
+        >>> import torch, wima
+        >>> from wima.averaging import Watch
+        >>> class MeanOfAll(wima.Averager):
+        ...     def init(self, w):
+        ...         return torch.zeros_like(w), 0
+        ...     def update(self, state, w, past):
+        ...         return state[0] + w, state[1] + 1
+        ...     def value(self, state):
+        ...         return state[0] / max(1, state[1])
+        >>> watch = Watch({"mean": MeanOfAll()}, w=torch.zeros(1))
+        >>> for value in (1.0, 2.0, 6.0):
+        ...     watch.update(torch.tensor([value]))
+        >>> watch.vectors()["mean"]
+        tensor([3.])
     """
 
     part: str = "all"

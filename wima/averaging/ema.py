@@ -26,6 +26,15 @@ class EMA(Averager):
 
     begin: "first" starts at the first model, "initial" at the model before round 1, "debiased" at 0
     with division by 1 - decay^k after k models.
+
+    Examples:
+        >>> import torch, wima
+        >>> from wima.averaging import Watch
+        >>> watch = Watch({"mean": wima.EMA(decay=0.5)}, w=torch.zeros(1))
+        >>> for value in (1.0, 2.0, 4.0):
+        ...     watch.update(torch.tensor([value]))
+        >>> watch.vectors()["mean"]  # 0.5 * (0.5 * 1 + 0.5 * 2) + 0.5 * 4
+        tensor([2.7500])
     """
 
     decay: float = 0.98
@@ -69,6 +78,18 @@ class PowerEMA(Averager):
         sigma^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3))
 
     Karras et al., Analyzing and Improving the Training Dynamics of Diffusion Models (CVPR 2024).
+
+    Examples:
+        >>> import torch, wima
+        >>> from wima.averaging import Watch
+        >>> average = wima.PowerEMA(sigma=(1 / 18) ** 0.5)
+        >>> round(average.gamma, 6)
+        1.0
+        >>> watch = Watch({"mean": average}, w=torch.zeros(1))
+        >>> for value in (1.0, 2.0, 4.0):
+        ...     watch.update(torch.tensor([value]))
+        >>> round(watch.vectors()["mean"].item(), 3)  # weights t^2 - (t - 1)^2: 1, 3 and 5 ninths
+        3.0
     """
 
     sigma: float = 0.1

@@ -10,7 +10,17 @@ from wima.core.vector import Vector
 
 @dataclass(frozen=True)
 class Last(Averager):
-    """The newest global model itself; the column "plain" of every run."""
+    """The newest global model itself; the column "plain" of every run.
+
+    Examples:
+        >>> import torch, wima
+        >>> from wima.averaging import Watch
+        >>> watch = Watch({"mean": wima.Last()}, w=torch.zeros(1))
+        >>> for value in (1.0, 2.0, 4.0):
+        ...     watch.update(torch.tensor([value]))
+        >>> watch.vectors()["mean"]  # the newest
+        tensor([4.])
+    """
 
     def _label(self) -> str:
         return "plain"

@@ -25,6 +25,15 @@ class LAWA(Averager):
     The newest model until the first one is collected.  every = 1 is WIMA with a window of k.
     Kaddour, Stop Wasting My Time! Saving Days of ImageNet and BERT Training with Latest Weight
     Averaging (2022).
+
+    Examples:
+        >>> import torch, wima
+        >>> from wima.averaging import Watch
+        >>> watch = Watch({"mean": wima.LAWA(k=2, every=2)}, w=torch.zeros(1))
+        >>> for value in (1.0, 4.0, 9.0, 8.0):
+        ...     watch.update(torch.tensor([value]))
+        >>> watch.vectors()["mean"]  # of the models after rounds 2 and 4
+        tensor([6.])
     """
 
     k: int = 10

@@ -34,6 +34,15 @@ class SWA(Averager):
 
     Izmailov et al., Averaging Weights Leads to Wider Optima (UAI 2018); in federated learning:
     Caldarola et al. (ECCV 2022).  Its cyclic rate is a schedule of the run, see `Cyclic`.
+
+    Examples:
+        >>> import torch, wima
+        >>> from wima.averaging import Watch
+        >>> watch = Watch({"mean": wima.SWA(start=0, cycle=2, phase="izmailov")}, w=torch.zeros(1))
+        >>> for value in (1.0, 4.0, 9.0, 8.0):
+        ...     watch.update(torch.tensor([value]))
+        >>> watch.vectors()["mean"]  # of every second model
+        tensor([6.])
     """
 
     start: float = 0.75  # a round, or a share of all rounds if below 1

@@ -62,6 +62,15 @@ class WIMA(Averager):
     chooses W anew in every round, see `AutoWindow`.
     shape: of the falling learning rate, "linear", "sqrt" or "cosine"; see `ShapedWindow`.
     buckets: sums of models in place of the models, at most so many of a size; see `BucketedWindow`.
+
+    Examples:
+        >>> import torch, wima
+        >>> from wima.averaging import Watch
+        >>> watch = Watch({"mean": wima.WIMA(window=2)}, w=torch.zeros(1))
+        >>> for value in (1.0, 2.0, 4.0):
+        ...     watch.update(torch.tensor([value]))
+        >>> watch.vectors()["mean"]  # of the last two models
+        tensor([3.])
     """
 
     window: int | float | Literal["auto"] = 100

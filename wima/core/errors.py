@@ -12,15 +12,47 @@ NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
 class UsageError(ValueError):
-    """A user's mistake; the message says what was expected, what was given, and what to do."""
+    """A user's mistake; the message says what was expected, what was given, and what to do.
+
+    Examples:
+        >>> import wima
+        >>> wima.EMA(decay=1.5)
+        Traceback (most recent call last):
+        ...
+        wima.core.errors.UsageError: EMA.decay must be ... got 1.5.
+    """
 
 
 class RunError(RuntimeError):
-    """A run that started and then failed."""
+    """A run that started and then failed.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> with wima.simulate(task, rounds=2, clients_per_round=1) as simulation:
+        ...     record = next(simulation)
+        >>> next(simulation)
+        Traceback (most recent call last):
+        ...
+        wima.core.errors.RunError: The simulation was closed after 1 of 2 rounds.
+    """
 
 
 class Diverged(RunError):  # noqa: N818  (as the state is called)
-    """A run whose model diverged."""
+    """A run whose model diverged.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> wima.run(task, rounds=2, clients_per_round=1, lr=1e9)
+        Traceback (most recent call last):
+        ...
+        wima.core.errors.Diverged: round 1: the norm of the model is ...; a smaller lr may help.
+    """
 
 
 def check(fact: bool, message: str) -> None:

@@ -28,7 +28,17 @@ Vector: TypeAlias = Tensor  # one-dimensional, floating
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in the vector."""
+    """Where each named tensor lies in the vector.
+
+    Examples:
+        >>> import torch, wima
+        >>> layout = wima.Layout.of({"a": torch.zeros(2, 2), "b": torch.zeros(1)})
+        >>> layout.size, layout.slices["b"]
+        (5, slice(4, 5, None))
+        >>> layout.view(torch.arange(5.0), "a")
+        tensor([[0., 1.],
+                [2., 3.]])
+    """
 
     slices: dict[str, slice]
     shapes: dict[str, tuple[int, ...]]
@@ -77,7 +87,16 @@ PARTS = ("all", "classifier", "features")
 
 @dataclass(frozen=True)
 class Flat:
-    """A module bound to two flat buffers: `w` its numbers, `g` the gradient of the trained ones."""
+    """A module bound to two flat buffers: `w` its numbers, `g` the gradient of the trained ones.
+
+    Examples:
+        >>> import torch, wima
+        >>> module = torch.nn.Linear(2, 1)
+        >>> flat = wima.Flat(module)
+        >>> _ = flat.w.copy_(torch.tensor([1.0, 2.0, 3.0]))
+        >>> module.weight.tolist(), module.bias.tolist()
+        ([[1.0, 2.0]], [3.0])
+    """
 
     module: nn.Module
     layout: Layout = field(init=False)

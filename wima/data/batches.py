@@ -17,7 +17,14 @@ from wima.data.mapped import as_tensor, read_rows
 
 
 class Batch(NamedTuple):
-    """Examples, and the address of whatever is random about them (dropout, augmentation)."""
+    """Examples, and the address of whatever is random about them (dropout, augmentation).
+
+    Examples:
+        >>> import torch, wima
+        >>> batch = wima.Batch(x=torch.ones(2, 3), y=torch.tensor([0, 1]))
+        >>> batch.address
+        (0,)
+    """
 
     x: Tensor
     y: Tensor

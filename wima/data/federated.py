@@ -32,6 +32,15 @@ class FederatedData:
     Two arrays and the borders between clients serve three clients or a million alike, and can be
     mapped from disk.  `names` are the clients' names, if they have any.  With `classes`, labels
     must lie in 0..classes-1; labels mapped from disk are trusted, so that they need not be read.
+
+    Examples:
+        >>> import wima
+        >>> clients = ["north", "south", "north"]
+        >>> data = wima.FederatedData.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 1], clients)
+        >>> data.names.tolist(), data.sizes.tolist()
+        (['north', 'south'], [2, 1])
+        >>> data.client(0)[0].tolist()
+        [[1.0], [3.0]]
     """
 
     x: Array
@@ -151,7 +160,14 @@ class FederatedData:
 
 
 class Bundle(NamedTuple):
-    """A data set ready for training and test."""
+    """A data set ready for training and test.
+
+    Examples:
+        >>> from wima.data.sets.digits import digits
+        >>> data = digits(num_clients=10, alpha=0.0)
+        >>> data.train.num_clients, data.classes
+        (10, 10)
+    """
 
     train: FederatedData
     x_test: Array

@@ -20,6 +20,12 @@ class LocalSGD:
     batch_size "full" takes all of a client's examples.  A visit has ceil(epochs * N_i / batch_size)
     steps, or `steps` if given.  last_batch "fill" completes the last batch from a fresh shuffle, so
     that all have one size; "short" leaves it short, as PyTorch's loaders do.
+
+    Examples:
+        >>> import wima
+        >>> sgd = wima.LocalSGD(batch_size=4, epochs=2)
+        >>> sgd.count(10)  # steps of a visit to a client with 10 examples: ceil(2 * 10 / 4)
+        5
     """
 
     batch_size: int | Literal["full"] = 10

@@ -20,6 +20,12 @@ class Faults:
     between 0 and 1, but after at least one step.
     exclude: leave out clients that send a vector which is not finite, or would remember one; else
     such a run ends as diverged.
+
+    Examples:
+        >>> import wima
+        >>> faults = wima.Faults(dropout=0.5)
+        >>> faults.survivors(seed=0, t=0, cohort=[0, 1, 2, 3, 4, 5])
+        [4, 5]
     """
 
     dropout: float = 0.0

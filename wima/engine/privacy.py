@@ -34,6 +34,12 @@ class Gaussian:
     keeps the run within (epsilon, delta) is found.
     quantile: of the updates' norms, which clip then follows at `rate`.  A noisy count of the
     updates within clip is released too; their sum gets more noise, so that both cost as `noise`.
+
+    Examples:
+        >>> import wima
+        >>> privacy = wima.Gaussian(clip=0.5, noise=1.2)
+        >>> privacy.noises(20)  # on the sum, in units of clip, and on the count
+        (1.2, 0.0)
     """
 
     clip: float | None = None

@@ -32,6 +32,14 @@ class ArrayWindow:
 
     Floating arrays and floats are averaged, each in its own dtype; all else is as in the newest
     value.  every, dtype, folder and shape are those of `WindowAverage`.
+
+    Examples:
+        >>> import numpy as np, wima
+        >>> average = wima.ArrayWindow(window=2)
+        >>> for value in (1.0, 2.0, 4.0):
+        ...     average.update({"weights": np.full(3, value), "step": 7})
+        >>> average.value()
+        {'weights': array([3., 3., 3.]), 'step': 7}
     """
 
     def __init__(

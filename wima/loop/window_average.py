@@ -53,6 +53,19 @@ class WindowAverage:
     as torch.bfloat16.  folder: keep them in a file there and not in memory.  device: where they
     are kept.  shape: of the decay that the weights stand for, "linear", "sqrt" or "cosine"; see
     `core.shapes`.
+
+    Examples:
+        >>> import torch, wima
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> average = wima.WindowAverage(model, window=2)
+        >>> for value in (1.0, 2.0, 4.0):  # in place of training steps
+        ...     _ = torch.nn.init.constant_(model.weight, value)
+        ...     average.update()
+        >>> with average.applied():
+        ...     model.weight.item()  # the mean of the last two
+        3.0
+        >>> model.weight.item()
+        4.0
     """
 
     def __init__(

@@ -35,7 +35,20 @@ class Models(NamedTuple):
 
 
 class Result:
-    """Records and final models of a run; `load` is asked for the models when they are needed."""
+    """Records and final models of a run; `load` is asked for the models when they are needed.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> result = wima.run(task, averagers=wima.WIMA(2), rounds=3, clients_per_round=2)
+        >>> rounds, accuracies = result.curve("wima2", "accuracy")
+        >>> rounds
+        [1, 2, 3]
+        >>> result.model("wima2")
+        Linear(in_features=4, out_features=2, bias=True)
+    """
 
     def __init__(
         self,

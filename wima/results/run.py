@@ -44,6 +44,15 @@ def run(
 
     progress: show a bar.  out: write a run folder, as `wima run` does.  resume: go on with the run
     in that folder if there is one; if it is done, read it.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> result = wima.run(task, averagers=wima.WIMA(5), rounds=10, clients_per_round=1)
+        >>> result.models
+        ['plain', 'wima5']
     """
     follow = Progress if progress else Silent
     if out is not None:
@@ -92,6 +101,15 @@ def read_run(path: str | PathLike[str], task: Task | None = None) -> Result:
 
     task: what the models are models of, for runs that were started with Python objects; others
     build it from their settings when a model is asked for.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> first = wima.run(task, rounds=2, clients_per_round=1, engine="serial", out="first-run")
+        >>> wima.read_run("first-run", task).vectors["plain"].equal(first.vectors["plain"])
+        True
     """
     found = read_folder(Path(path))
     seconds = seconds_of(found.path)

@@ -148,6 +148,16 @@ def average_files(
     Integer tensors are those of the newest file, and so are tensors whose names match none of the
     patterns of `part`, if there are any.  key: where PyTorch files hold the weights.  progress is
     called with the share that is done.
+
+    Examples:
+        >>> import torch, wima
+        >>> from safetensors.torch import load_file, save_file
+        >>> for step in (1, 2, 3):
+        ...     save_file({"w": torch.full((2,), float(step))}, f"step-{step}.safetensors")
+        >>> files = ["step-1.safetensors", "step-2.safetensors", "step-3.safetensors"]
+        >>> averaged = wima.average_files(files, "mean.safetensors")
+        >>> load_file("mean.safetensors")["w"]
+        tensor([2., 2.])
     """
     out, given, rule = Path(out), [Path(file) for file in files], rule or Window()
     check_ending(out)

@@ -35,6 +35,14 @@ def check_algorithm(algorithm: Algorithm) -> None:
     On small least-squares problems with d = 1 and d = 7: hooks write none of their arguments; state
     is tuples of vectors and numbers; models stay finite vectors of length d; the same seed gives
     the same bytes; the order of the clients does not matter beyond rounding.
+
+    Examples:
+        >>> import wima
+        >>> wima.check_algorithm(wima.Scaffold())  # says nothing: all is well
+        >>> wima.check_algorithm("scaffold")
+        Traceback (most recent call last):
+        ...
+        wima.core.errors.UsageError: Expected an instance of Algorithm, got 'scaffold'.
     """
     if not isinstance(algorithm, Algorithm):
         raise UsageError(f"Expected an instance of Algorithm, got {algorithm!r}.")

@@ -12,7 +12,17 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Record(NamedTuple):
-    """One round as it happened; its metrics are those of the models after t rounds."""
+    """One round as it happened; its metrics are those of the models after t rounds.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> *_, last = wima.simulate(task, rounds=2, clients_per_round=2, lr=0.5)
+        >>> last.t, last.cohort, last.lr, sorted(last.metrics["plain"])
+        (2, [0, 1], 0.5, ['accuracy', 'loss'])
+    """
 
     t: int  # rounds done
     cohort: list[int]

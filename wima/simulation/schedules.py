@@ -11,14 +11,33 @@ from wima.core.checks import check_count, check_one_of, check_range
 
 
 class Schedule(Protocol):
-    """A factor for each round t = 0 ... rounds - 1."""
+    """A factor for each round t = 0 ... rounds - 1.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> class Halved:
+        ...     def factor(self, t, rounds):
+        ...         return 1.0 if t < rounds / 2 else 0.5
+        >>> run = wima.simulate(task, schedule=Halved(), lr=0.1, rounds=4, clients_per_round=1)
+        >>> [record.lr for record in run]
+        [0.1, 0.1, 0.05, 0.05]
+    """
 
     def factor(self, t: int, rounds: int) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The same rate in every round."""
+    """The same rate in every round.
+
+    Examples:
+        >>> import wima
+        >>> [wima.Constant().factor(t, rounds=3) for t in range(3)]
+        [1.0, 1.0, 1.0]
+    """
 
     def factor(self, t: int, rounds: int) -> float:
         return 1.0
@@ -26,7 +45,13 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential:
-    """The rate is multiplied by `decay` after each round."""
+    """The rate is multiplied by `decay` after each round.
+
+    Examples:
+        >>> import wima
+        >>> [wima.Exponential(decay=0.5).factor(t, rounds=3) for t in range(3)]
+        [1.0, 0.5, 0.25]
+    """
 
     decay: float = 0.998
 
@@ -39,7 +64,13 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """Half a cosine wave from 1 in the first round down to `final` after the last."""
+    """Half a cosine wave from 1 in the first round down to `final` after the last.
+
+    Examples:
+        >>> import wima
+        >>> [round(wima.Cosine().factor(t, rounds=4), 2) for t in range(4)]
+        [1.0, 0.85, 0.5, 0.15]
+    """
 
     final: float = 0.0
 
@@ -56,6 +87,12 @@ class Cyclic:
 
     phase "fedsam" counts cycles from round 0, as the code of Caldarola et al. (2022) does;
     "izmailov" from `start`, as Izmailov et al. (2018) do.  A cycle of 1 keeps the rate constant.
+
+    Examples:
+        >>> import wima
+        >>> schedule = wima.Cyclic(start=2, cycle=2, low=0.5)
+        >>> [schedule.factor(t, rounds=6) for t in range(6)]
+        [1.0, 1.0, 0.75, 0.5, 0.75, 0.5]
     """
 
     start: float = 0.75  # a round, or a share of all rounds if below 1

@@ -42,7 +42,18 @@ PATIENCE = 3  # rounds in a row without a usable update, which end the run
 
 
 class Simulation:
-    """An iterator of records, with the models of the moment: `w`, and `vectors()` by name."""
+    """An iterator of records, with the models of the moment: `w`, and `vectors()` by name.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> with wima.simulate(task, rounds=3, clients_per_round=2, engine="serial") as simulation:
+        ...     first = next(simulation)
+        >>> first.cohort, simulation.t, simulation.w.shape
+        ([0, 1], 1, torch.Size([10]))
+    """
 
     def __init__(
         self,
@@ -250,8 +261,20 @@ def simulate(
     privacy: clip the clients' updates and add noise to their sum; see `Gaussian`.
     finetune: let clients fine-tune the final models on their own; see `FineTune`.
     make: a function that makes the engine.
+
     With engine "distributed", all ranks call this; the iterators of ranks 1, 2, ... solve what rank
     0 sends them and give no records.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> run = wima.simulate(task, averagers=wima.WIMA(2), rounds=2, clients_per_round=1)
+        >>> for record in run:
+        ...     print(record.t, sorted(record.metrics))
+        1 ['plain', 'wima2']
+        2 ['plain', 'wima2']
     """
     run, sgd = sorted_out(options)
     check_parts(task, algorithm, server_opt, averagers, schedule, privacy, finetune)

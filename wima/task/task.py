@@ -33,6 +33,19 @@ class Task(NamedTuple):
 
     gradient(w, batch): of the mean loss, for the trained part of w (its first `trained` entries;
     all of it by default).  The rest (BatchNorm statistics) moves in place, as training moves it.
+
+    Examples:
+        >>> import torch, wima
+        >>> data = wima.FederatedData.from_arrays([[1.0], [3.0]], y=[0, 0], clients=[0, 1])
+        >>> task = wima.Task(  # f_i(w) = |w - x_i|^2 / 2
+        ...     data,
+        ...     init=lambda seed: torch.zeros(1),
+        ...     gradient=lambda w, batch: w - batch.x.float().mean(0),
+        ...     evaluate=lambda w: {"w": w.item()},
+        ... )
+        >>> options = {"clients_per_round": 2, "lr": 0.5, "batch_size": "full", "engine": "serial"}
+        >>> wima.run(task, rounds=2, **options).curve("plain", "w")  # half-way to 2 each time
+        ([1, 2], [1.0, 1.5])
     """
 
     data: FederatedData
@@ -78,6 +91,15 @@ def make_task(
 
     To evaluate models for each client: `test_clients` is the client of each test example, -1 for
     none; or `client_test` is the share of each client's training examples to hold out instead.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> w = task.init(0)  # the initial model of seed 0, as a vector
+        >>> len(w), sorted(task.evaluate(w))
+        (10, ['accuracy', 'loss'])
     """
     check(
         callable(model),

@@ -1,9 +1,4 @@
-"""The ClientApp of every algorithm: one client of the federation, on its own node.
-
-A node's configuration: `partition-id`, the number of its client; `data`, a file with the client's
-own examples instead of its part of the run's data set; `memory`, a folder in which what the client
-remembers outlives the run.
-"""
+"""The ClientApp of every algorithm."""
 
 from __future__ import annotations
 
@@ -14,6 +9,21 @@ from wima.core.checks import is_count
 from wima.core.errors import check
 
 client_app = ClientApp()
+"""The ClientApp of every algorithm: one client of the federation, on its own node.
+
+A node's configuration has `partition-id`, the number of its client; `data`, a file with the
+client's own examples instead of its part of the run's data set; `memory`, a folder in which
+what the client remembers outlives the run.
+
+Examples:
+    >>> from flwr.app import Message, RecordDict
+    >>> from wima.flower import LocalGrid, client_app
+    >>> with LocalGrid(client_app, nodes=2, workers=1) as grid:
+    ...     asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    ...     replies = list(grid.send_and_receive(asked))
+    >>> [reply.content["who"]["client"] for reply in replies]
+    [0, 1]
+"""
 
 
 def client_of(context: Context) -> int:

@@ -61,6 +61,13 @@ class Federation(Strategy, Engine):
 
     For the simulation's round loop it is the engine: a round is `configure_train`, the nodes' work,
     `aggregate_train`.
+
+    Examples:
+        >>> from wima.flower import Federation
+        >>> from wima.runs.settings import load_settings
+        >>> strategy = Federation(load_settings("digits", ["algorithm=scaffold", "rounds=5"]))
+        >>> strategy.settings.algorithm.name
+        'scaffold'
     """
 
     name = "flower"  # of the engine, in the run's records

@@ -25,6 +25,12 @@ class Options:
     largest_norm: an update makes no sense if it is so many times longer than those of the others.
     most_examples: a client that claims more examples counts with this many; 0: with as many as it
     has in the data set of the settings.
+
+    Examples:
+        >>> from wima.flower import Options
+        >>> options = Options(min_nodes=5, round_seconds=60.0)
+        >>> options.robust
+        True
     """
 
     start_nodes: int = 0

@@ -17,6 +17,18 @@ from wima.runs.folder import Run, check_free, read_run
 from wima.runs.settings import Settings
 
 server_app = ServerApp()
+"""The ServerApp that runs every algorithm of ours.
+
+Its run config has `settings`, a preset or a file; `overrides`, other settings; `out`, the run
+folder; and the fields of `Options` with dashes, as in `min-nodes`.
+
+Examples:
+    >>> from wima.flower import client_app, run_flower, server_app
+    >>> config = {"settings": "digits", "overrides": "algorithm=scaffold rounds=2", "out": "first"}
+    >>> context = run_flower(server_app, client_app, nodes=100, workers=1, run_config=config)
+    Memory: ...
+    Models in ...first/models: plain.safetensors, wima-auto.safetensors, wima50.safetensors
+"""
 
 
 @server_app.main()

@@ -44,6 +44,17 @@ def averaged_legacy(
     Arrays have no names here: they are called "0", "1", ... in their order.  `evaluate` reports
     both models, the average's metrics as "wima100/loss" and so on.  `strategy.averaging.models()`
     are the models, and `strategy.averaging.served` is the name of the one to serve.
+
+    Examples:
+        >>> from flwr.common import ndarrays_to_parameters
+        >>> from flwr.server.strategy import FedAvg
+        >>> import numpy as np
+        >>> from wima import WIMA
+        >>> from wima.flower import averaged_legacy
+        >>> start = ndarrays_to_parameters([np.zeros(2)])
+        >>> strategy = averaged_legacy(FedAvg(initial_parameters=start), WIMA(window=3))
+        >>> strategy.averaging.names
+        ['wima3']
     """
     check(
         isinstance(strategy, Strategy),

@@ -40,6 +40,26 @@ def averaged(
     own rule; `strategy.averaging.windows` is its choice.
 
     The instance itself is changed and given back.
+
+    Examples:
+        >>> import numpy as np
+        >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+        >>> from flwr.clientapp import ClientApp
+        >>> from flwr.serverapp.strategy import FedAvg
+        >>> from wima import WIMA
+        >>> from wima.flower import LocalGrid, averaged
+        >>> app = ClientApp()
+        >>> @app.train()
+        ... def train(message, context):  # every client adds 1 to the model
+        ...     w = message.content["arrays"]["w"].numpy() + 1
+        ...     content = {"arrays": ArrayRecord({"w": Array(w)})}
+        ...     content["metrics"] = MetricRecord({"num-examples": 1})
+        ...     return Message(RecordDict(content), reply_to=message)
+        >>> strategy = averaged(FedAvg(fraction_evaluate=0.0), WIMA(window=3))
+        >>> with LocalGrid(app, nodes=2, workers=1) as grid:
+        ...     result = strategy.start(grid, ArrayRecord({"w": Array(np.zeros(1))}), num_rounds=4)
+        >>> {name: model["w"].numpy().tolist() for name, model in result.models.items()}
+        {'plain': [4.0], 'wima3': [3.0]}
     """
     check(
         isinstance(strategy, Strategy),

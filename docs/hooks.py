@@ -1,0 +1,84 @@
+"""What MkDocs and mkdocstrings leave to us.
+
+Pages are written for GitHub, where links may leave the folder `docs`; on the site these lead to
+the repository.  Docstrings are written for terminals: each line "name: ..." that explains a
+parameter or a field becomes an item of a list, and public names become links.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+import wima
+
+ROOT = Path(__file__).parents[1]
+REPOSITORY = "https://github.com/wima-fl/wima"
+LINK = re.compile(r"\]\(((?!https?:|mailto:|#)[^)#\s]+)(#[^)\s]*)?\)")
+LINKED = re.compile(rf"(?<!\[)`({'|'.join(wima.__all__)})`")
+NOT_PAGES = "docs/results/"  # records of runs; mkdocs.yml leaves them out of the site
+log = logging.getLogger("mkdocs.hooks")  # a warning fails the build
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Lead links to files that are not part of the site to the repository."""
+
+    def site_link(match: re.Match[str]) -> str:
+        folder = posixpath.dirname(f"docs/{page.file.src_uri}")
+        target = posixpath.normpath(posixpath.join(folder, match[1]))
+        if target.startswith("docs/") and not f"{target}/".startswith(NOT_PAGES):
+            return match[0]  # MkDocs checks these
+        if not (ROOT / target).exists():
+            log.warning("%s links to %s, which does not exist.", page.file.src_uri, match[1])
+        kind = "tree" if (ROOT / target).is_dir() else "blob"
+        return f"]({REPOSITORY}/{kind}/main/{target}{match[2] or ''})"
+
+    return LINK.sub(site_link, markdown)
+
+
+class Docstrings(griffe.Extension):
+    """Docstrings as Markdown."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            text, heading, examples = obj.docstring.value.partition("\nExamples:\n")
+            listed = with_lists(text, _names(obj)) + _fields(obj)
+            obj.docstring.value = LINKED.sub(r"[`\1`][wima.\1]", listed) + heading + examples
+
+
+def with_lists(text: str, names: set[str]) -> str:
+    """The text, with an item of a list for each of the names that a line explains."""
+    lines = []
+    for line in text.split("\n"):
+        name, colon, meaning = line.partition(": ")
+        lines.append(f"\n- **{name}**: {meaning}" if colon and name in names else line)
+    return "\n".join(lines)
+
+
+def _names(obj: griffe.Object) -> set[str]:
+    """The parameters and fields that a docstring may explain."""
+    init = obj.members.get("__init__") if obj.is_class else obj
+    parameters = init.parameters if isinstance(init, griffe.Function) else ()
+    return {p.name.lstrip("*") for p in parameters} | set(obj.members)
+
+
+def _fields(obj: griffe.Object) -> str:
+    """What comments say of the fields of a class; all fields where no signature shows them."""
+    if not isinstance(obj, griffe.Class):
+        return ""
+    unsigned = {"NamedTuple", "TypedDict"} & {str(base) for base in obj.bases}
+    items = []
+    for field in obj.attributes.values():
+        if field.annotation is None or field.is_private or "property" in field.labels:
+            continue
+        comment = obj.lines[field.lineno - obj.lineno].partition("  # ")[2]
+        default = "" if field.value is None else f" = {field.value}"
+        shown = f"`{field.name}: {field.annotation}{default}`" if unsigned else f"**{field.name}**"
+        if comment or unsigned:
+            items.append(f"\n- {shown}" + (f": {comment}" if comment else "") + "\n")
+    return "".join(["\n", *items]) if items else ""
