@@ -1,4 +1,4 @@
-# `make demo`, `make test` and `make dist` set everything up by themselves; nothing else is needed but Python >= 3.11.
+# `make demo`, `make test`, `make docs` and `make dist` set everything up by themselves; nothing else is needed but Python >= 3.11.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +14,7 @@ ESLINT := $(VENV)/eslint-$(ESLINT_VERSION)
 # What the report's page uses of the browser; all other names must be declared.
 BROWSER := addEventListener,document,getComputedStyle,getSelection,IntersectionObserver,matchMedia,navigator,requestAnimationFrame,ResizeObserver,window
 
-.PHONY: demo test coverage lint javascript notebooks dist clean
+.PHONY: demo test coverage docs lint javascript notebooks dist clean
 
 demo: $(READY)
 	$(BIN)/wima demo
@@ -24,6 +24,11 @@ test: $(READY) lint
 
 coverage: $(READY)
 	$(PYTEST) --cov --cov-report=term
+
+# Material's note on MkDocs 2 does not concern us: it requires MkDocs 1.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/site/index.html"
 
 lint: $(READY) javascript
 	$(BIN)/ruff check .

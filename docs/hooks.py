@@ -76,7 +76,7 @@ def _fields(obj: griffe.Object) -> str:
     for field in obj.attributes.values():
         if field.annotation is None or field.is_private or "property" in field.labels:
             continue
-        comment = obj.lines[field.lineno - obj.lineno].partition("  # ")[2]
+        comment = "".join(field.lines).partition("  # ")[2]
         default = "" if field.value is None else f" = {field.value}"
         shown = f"`{field.name}: {field.annotation}{default}`" if unsigned else f"**{field.name}**"
         if comment or unsigned:
