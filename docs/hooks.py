@@ -2,7 +2,8 @@
 
 Pages are written for GitHub, where links may leave the folder `docs`; on the site these lead to
 the repository.  Docstrings are written for terminals: each line "name: ..." that explains a
-parameter or a field becomes an item of a list, and public names become links.
+parameter or a field becomes an item of a list, and names in the reference become
+links.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import Any
 
 import griffe
 
-import wima
-
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/wima-fl/wima"
 LINK = re.compile(r"\]\(((?!https?:|mailto:|#)[^)#\s]+)(#[^)\s]*)?\)")
-LINKED = re.compile(rf"(?<!\[)`({'|'.join(wima.__all__)})`")
+ENTRY = re.compile(r"^::: (\S+)$", re.M)
+ENTRIES = {  # of the reference, by the last part of their names
+    entry.rpartition(".")[2]: entry
+    for path in sorted((ROOT / "docs" / "reference").glob("*.md"))
+    for entry in ENTRY.findall(path.read_text(encoding="utf-8"))
+}
 NOT_PAGES = "docs/results/"  # records of runs; mkdocs.yml leaves them out of the site
 log = logging.getLogger("mkdocs.hooks")  # a warning fails the build
 
@@ -48,7 +52,7 @@ class Docstrings(griffe.Extension):
         if obj.docstring:
             text, heading, examples = obj.docstring.value.partition("\nExamples:\n")
             listed = with_lists(text, _names(obj)) + _fields(obj)
-            obj.docstring.value = LINKED.sub(r"[`\1`][wima.\1]", listed) + heading + examples
+            obj.docstring.value = linked(listed) + heading + examples
 
 
 def with_lists(text: str, names: set[str]) -> str:
@@ -58,6 +62,15 @@ def with_lists(text: str, names: set[str]) -> str:
         name, colon, meaning = line.partition(": ")
         lines.append(f"\n- **{name}**: {meaning}" if colon and name in names else line)
     return "\n".join(lines)
+
+
+def linked(text: str) -> str:
+    """The text, with links to the entries of the reference."""
+    return re.sub(r"`(\w+)`", lambda m: _link(m[1]) if m[1] in ENTRIES else m[0], text)
+
+
+def _link(name: str) -> str:
+    return f"[`{name}`][{ENTRIES[name]}]"
 
 
 def _names(obj: griffe.Object) -> set[str]:

@@ -36,9 +36,13 @@ class ServerOpt(Protocol):
         ['plain']
     """
 
-    def init(self, w: Vector) -> OptState: ...
+    def init(self, w: Vector) -> OptState:
+        """The state before the first step."""
+        ...
 
-    def update(self, gradient: Vector, state: OptState) -> tuple[Vector, OptState]: ...
+    def update(self, gradient: Vector, state: OptState) -> tuple[Vector, OptState]:
+        """What to subtract from w, and the new state."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

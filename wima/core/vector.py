@@ -57,6 +57,7 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """The length of the vector."""
         return max((s.stop for s in self.slices.values()), default=0)
 
     def view(self, w: Vector, name: str) -> Tensor:

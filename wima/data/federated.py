@@ -103,6 +103,7 @@ class FederatedData:
 
     @property
     def num_clients(self) -> int:
+        """How many clients there are."""
         return len(self.offsets) - 1
 
     @property
@@ -164,9 +165,8 @@ class Bundle(NamedTuple):
 
     Examples:
         >>> from wima.data.sets.digits import digits
-        >>> data = digits(num_clients=10, alpha=0.0)
-        >>> data.train.num_clients, data.classes
-        (10, 10)
+        >>> digits(num_clients=20, alpha=0.0).train.num_clients
+        20
     """
 
     train: FederatedData

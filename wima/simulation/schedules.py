@@ -26,7 +26,9 @@ class Schedule(Protocol):
         [0.1, 0.1, 0.05, 0.05]
     """
 
-    def factor(self, t: int, rounds: int) -> float: ...
+    def factor(self, t: int, rounds: int) -> float:
+        """What lr is multiplied by in round t."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
