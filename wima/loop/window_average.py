@@ -46,13 +46,15 @@ class WindowAverage:
     in float64, over any window up to the largest.
 
     window: a number, or several; or "auto", which chooses it anew by the gradients that `update`
-    finds, and keeps a few sums in place of past models; see `averaging.auto`.  every: take each
-    k-th update.  parts: names or patterns of what is averaged (`"head.*"`; the name of a module
-    means all that is in it); without them, all parameters that are trained and, with use_buffers,
-    all floating buffers.  The rest is as the model has it.  dtype: how past models are kept, such
-    as torch.bfloat16.  folder: keep them in a file there and not in memory.  device: where they
-    are kept.  shape: of the decay that the weights stand for, "linear", "sqrt" or "cosine"; see
-    `core.shapes`.
+    finds, and keeps a few sums in place of past models; see `averaging.auto`.
+    every: take each k-th update.
+    parts: names or patterns of what is averaged (`"head.*"`; the name of a module means all that
+    is in it); without them, all parameters that are trained and, with use_buffers, all floating
+    buffers.  The rest is as the model has it.
+    dtype: how past models are kept, such as torch.bfloat16.
+    folder: keep them in a file there and not in memory.
+    device: where they are kept.
+    shape: of the decay that the weights stand for, "linear", "sqrt" or "cosine"; see `core.shapes`.
 
     Examples:
         >>> import torch, wima

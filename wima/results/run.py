@@ -42,8 +42,10 @@ def run(
 ) -> Result:
     """`simulate` to the end: all records and the final models.
 
-    progress: show a bar.  out: write a run folder, as `wima run` does.  resume: go on with the run
-    in that folder if there is one; if it is done, read it.
+    progress: show a bar.
+    out: write a run folder, as `wima run` does.
+    resume: go on with the run in that folder if there is one; if it is done, read it.
+    options: those of `simulate`.
 
     Examples:
         >>> import torch, wima

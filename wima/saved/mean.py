@@ -146,8 +146,10 @@ def average_files(
     """Write the average of checkpoints, given oldest first; by default the mean of the last 100.
 
     Integer tensors are those of the newest file, and so are tensors whose names match none of the
-    patterns of `part`, if there are any.  key: where PyTorch files hold the weights.  progress is
-    called with the share that is done.
+    patterns of `part`, if there are any.
+
+    key: where PyTorch files hold the weights.
+    progress: called with the share that is done.
 
     Examples:
         >>> import torch, wima

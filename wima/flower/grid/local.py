@@ -202,7 +202,9 @@ def run_flower(
     run_config: Mapping[str, UserConfigValue] | None = None,
     **options: Any,
 ) -> Context:
-    """Run a Flower app; the server's context at its end.  options: of `LocalGrid`.
+    """Run a Flower app; the server's context at its end.
+
+    options: of `LocalGrid`.
 
     Examples:
         >>> from flwr.app import ConfigRecord
