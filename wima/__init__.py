@@ -46,7 +46,8 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     )
     from wima.core.vector import Flat as Flat, Layout as Layout
     from wima.data.batches import Batch as Batch, LocalSGD as LocalSGD
-    from wima.data.federated import Bundle as Bundle, FederatedData as FederatedData
+    from wima.data.bundle import Bundle as Bundle
+    from wima.data.federated import FederatedData as FederatedData
     from wima.engine.exams import FineTune as FineTune
     from wima.engine.faults import Faults as Faults
     from wima.engine.privacy import Gaussian as Gaussian
@@ -63,11 +64,8 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
         Exponential as Exponential,
         Schedule as Schedule,
     )
-    from wima.simulation.simulation import (
-        Record as Record,
-        Simulation as Simulation,
-        simulate as simulate,
-    )
+    from wima.simulation.simulation import Record as Record, Simulation as Simulation
+    from wima.simulation.start import simulate as simulate
     from wima.task.task import Task as Task, make_task as make_task
 
 __all__, __getattr__ = lazy_names(
@@ -80,7 +78,8 @@ __all__, __getattr__ = lazy_names(
         "core.errors": "Diverged RunError UsageError",
         "core.vector": "Flat Layout",
         "data.batches": "Batch LocalSGD",
-        "data.federated": "Bundle FederatedData",
+        "data.bundle": "Bundle",
+        "data.federated": "FederatedData",
         "engine.exams": "FineTune",
         "engine.faults": "Faults",
         "engine.privacy": "Gaussian",
@@ -91,7 +90,8 @@ __all__, __getattr__ = lazy_names(
         "saved.mean": "average_files",
         "simulation.check": "check_algorithm",
         "simulation.schedules": "Constant Cosine Cyclic Exponential Schedule",
-        "simulation.simulation": "Record Simulation simulate",
+        "simulation.simulation": "Record Simulation",
+        "simulation.start": "simulate",
         "task.task": "Task make_task",
     },
 )

@@ -26,7 +26,7 @@ from wima.models import MLP
 from wima.results.run import run
 from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings
-from wima.simulation.simulation import simulate
+from wima.simulation.start import simulate
 from wima.task.task import Task, make_task
 
 OPTIONS = {"rounds": 3, "clients_per_round": 5, "lr": 0.05, "batch_size": 7, "eval_every": 2}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,6 @@ from wima.data.mapped import open_mapped
 from wima.data.splits.labels import Ids, as_names, is_integer
 from wima.storage.files import written
 from wima.storage.reading import read_text
-
-if TYPE_CHECKING:
-    from wima.data.transform import Transform
 
 Array: TypeAlias = npt.NDArray[Any]
 MOST_CLASSES = 2**20  # in files; a model has a row of weights for each
@@ -158,24 +155,6 @@ class FederatedData:
             return cls(x, y, np.array(offsets), meta["names"], meta["classes"])
         except UsageError as error:
             raise UsageError(f"{path} is damaged: {error}") from None
-
-
-class Bundle(NamedTuple):
-    """A data set ready for training and test.
-
-    Examples:
-        >>> from wima.data.sets.digits import digits
-        >>> digits(num_clients=20, alpha=0.0).train.num_clients
-        20
-    """
-
-    train: FederatedData
-    x_test: Array
-    y_test: Array
-    classes: int
-    transform: Transform | None = None  # from stored examples to what the model takes
-    kind: str = "classes"  # "characters": rows of character ids, targets one ahead
-    test_clients: Array | None = None  # the client of each test example, -1 for none
 
 
 def as_array(values: Any, field: str) -> Array:

@@ -11,10 +11,10 @@ import numpy as np
 
 from wima.core.errors import UsageError, check
 from wima.core.machine import memory_available
+from wima.data.bundle import Bundle
 from wima.data.federated import (
     MOST_CLASSES,
     Array,
-    Bundle,
     FederatedData,
     check_classes,
     check_labels,

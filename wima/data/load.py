@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from wima.core.errors import check, unknown
+from wima.data.bundle import Bundle
 from wima.data.cache import DataSet, Ready, open_ready, prepare, raw, ready
 from wima.data.download import fetch
-from wima.data.federated import Array, Bundle, FederatedData
+from wima.data.federated import Array, FederatedData
 from wima.data.files import load_folder, load_npz
 from wima.data.sets import check_name, is_folder
 from wima.data.sets.cifar import CIFAR10, CIFAR100

@@ -23,7 +23,8 @@ from wima.runs.progress import Progress, Silent
 from wima.runs.records import from_line
 from wima.runs.windows import UNREADABLE, vector_of
 from wima.simulation.arguments import check_parts, shown
-from wima.simulation.simulation import Simulation, simulate
+from wima.simulation.simulation import Simulation
+from wima.simulation.start import simulate
 from wima.storage.reading import check_file
 from wima.task.task import Task
 

@@ -15,7 +15,7 @@ from wima.averaging import named
 from wima.core.checks import check_range
 from wima.core.errors import check
 from wima.data.batches import LocalSGD
-from wima.data.federated import Bundle
+from wima.data.bundle import Bundle
 from wima.data.load import load
 from wima.engine import exams, privacy
 from wima.engine.faults import Faults
@@ -24,7 +24,8 @@ from wima.runs.names import IN_PYTHON, OWN, is_own, own_data
 from wima.runs.plan import check_plan, make_plan
 from wima.runs.settings import Settings
 from wima.simulation import schedules
-from wima.simulation.simulation import Simulation, simulate
+from wima.simulation.simulation import Simulation
+from wima.simulation.start import simulate
 from wima.storage.segments import Segments, Storage
 from wima.task.objectives import objective
 from wima.task.task import Task, make_task

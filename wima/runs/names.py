@@ -20,7 +20,7 @@ from wima.core.errors import UsageError, check, unknown
 if TYPE_CHECKING:  # they bring torch, which settings do not need
     from torch import nn
 
-    from wima.data.federated import Bundle
+    from wima.data.bundle import Bundle
 
 OWN = "own"  # data and model of a run that was started with Python objects
 IN_PYTHON = "`wima.run(..., out=..., resume=True)` with the same objects"
@@ -197,7 +197,8 @@ def own_data(name: str, given: dict[str, Any], options: dict[str, Any]) -> Bundl
 
     A setting that is not None and that the function does not take is refused.
     """
-    from wima.data.federated import Bundle, FederatedData, as_array
+    from wima.data.bundle import Bundle
+    from wima.data.federated import FederatedData, as_array
 
     made = load("data", name)
     check(callable(made), f"data {name!r} must be a function, got {_shown(made)}.")

@@ -15,7 +15,7 @@ from wima.engine.privacy import BY_NAME as PRIVACY
 from wima.runs.names import OWN
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.simulation import schedules
-from wima.simulation.simulation import sorted_out
+from wima.simulation.start import sorted_out
 from wima.task.task import Task
 
 PARTS = {  # arguments of `simulate` that settings can name

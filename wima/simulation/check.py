@@ -16,7 +16,8 @@ from wima.core.randomness import rng
 from wima.core.vector import Vector, vectors
 from wima.data.batches import Batch
 from wima.data.federated import FederatedData
-from wima.simulation.simulation import Simulation, simulate
+from wima.simulation.simulation import Simulation
+from wima.simulation.start import simulate
 from wima.task.task import Task
 
 FLAGS = {  # class attributes that engines read

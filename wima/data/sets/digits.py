@@ -9,8 +9,9 @@ from zipfile import BadZipFile
 import numpy as np
 
 from wima.core.errors import RunError
+from wima.data.bundle import Bundle
 from wima.data.cache import cache
-from wima.data.federated import Array, Bundle, FederatedData
+from wima.data.federated import Array, FederatedData
 from wima.data.splits.assignment import read_assignment
 from wima.data.splits.labels import split
 from wima.storage.files import written

@@ -20,9 +20,10 @@ from torch import Tensor
 from wima.core.checks import check_count
 from wima.core.errors import RunError, UsageError, check
 from wima.core.randomness import rng
+from wima.data.bundle import Bundle
 from wima.data.cache import Remote
 from wima.data.download import fetch
-from wima.data.federated import Array, Bundle, FederatedData, check_classes
+from wima.data.federated import Array, FederatedData, check_classes
 from wima.data.splits.labels import LONGEST_NAME, as_names
 from wima.data.transform import Address
 from wima.storage.reading import UNPACKED, open_archive, read_text
