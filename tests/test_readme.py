@@ -7,7 +7,6 @@ import runpy
 from pathlib import Path
 
 import pytest
-import torch
 
 import wima
 from tests.helpers.commands import printed
@@ -24,9 +23,8 @@ def accuracies(text: str) -> dict[str, float]:
     return dict([(n, float(v)) for n, v in shares] + [(n, float(v) / 100) for n, v in percents])
 
 
-@pytest.mark.parametrize("code", BLOCKS, ids=["any-loop", "ten-lines", "own-model-and-data"])
+@pytest.mark.parametrize("code", BLOCKS, ids=["any-loop", "ten-lines"])
 def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.manual_seed(0)  # the loop draws at random; of seeds 0 to 39 its average is better in 32
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     found = accuracies(capsys.readouterr().out)
     assert len(found) > 1 and found["plain"] > 0.5  # ten classes or three: far above chance
