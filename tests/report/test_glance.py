@@ -81,21 +81,17 @@ def test_several_seeds_give_the_interval_over_seeds(tmp_path):
     assert ours.rstrip("†") == text and (sign, seeds) == ("open" if ends[0] < 0 else "yes", "3")
 
 
-def test_of_two_scales_the_papers_is_shown_and_other_experiments_are_named(tmp_path):
-    runs = [("FedAvg", OTHER, 0, 0.02)]
-    cpu = write_pool(tmp_path / "cpu", [*runs, ("FedProx", OTHER, 0, 0.02)], scale="cpu")
-    paper = write_pool(tmp_path / "paper", runs, scale="paper")
-    own = [("SCAFFOLD", COLUMN, 0, 0.01)]
-    same = {"name": "normalised", "shown": "", "title": "Small", "scale": "paper"}
-    other = write_pool(tmp_path / "own", own, **same)
-    lines = lines_of(cpu, paper, other)
-    assert lines[OTHER, "FedAvg"][-1] == "paper, W = 10"
-    assert lines[OTHER, "FedProx"][-1] == "cpu, W = 10"
-    assert lines[COLUMN, "SCAFFOLD"][-1] == "paper (normalised), W = 10"
-    both = [printed("sota", "SCAFFOLD", COLUMN, h).value for h in ("plain", "WIMA")]
-    assert lines[COLUMN, "SCAFFOLD"][0] == f"{both[1] - both[0]:+.2f}"
-    told = glance_notes(beside_paper(tables_of(cpu, paper, other)))
-    assert "normalised: Small; not the paper's settings." in told
+def test_of_several_scales_the_nearest_to_the_papers_is_shown(tmp_path):
+    methods = ["FedAvg", "FedProx", "SCAFFOLD"]
+    folders = []
+    for count, scale in ((3, "cpu"), (2, "resnet8"), (1, "paper")):
+        runs = [(method, COLUMN, 0, 0.02) for method in methods[:count]]
+        folders.append(write_pool(tmp_path / scale, runs, scale=scale))
+    lines = lines_of(*folders)
+    used = [lines[COLUMN, method][-1] for method in methods]
+    assert used == ["paper, W = 10", "resnet8, W = 10", "cpu, W = 10"]
+    told = glance_notes(beside_paper(tables_of(*folders)))
+    assert "What was run at several scales is shown at the one nearest to the paper's." in told
 
 
 def test_the_picture_has_a_panel_per_method_with_the_papers_numbers(tmp_path):

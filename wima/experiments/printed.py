@@ -28,7 +28,6 @@ def _tables() -> dict[str, Any]:
 def printed(sheet: str, row: str, column: str, heading: str) -> Printed | None:
     """What the paper prints in that place; None if it prints nothing there."""
     table = _tables().get(sheet, {})
-    table = _tables()[table["like"]] if "like" in table else table
     row, heading = paper_label(row), paper_label(heading)
     value = table.get("rows", {}).get(row, {}).get(column, {}).get(heading)
     if value is None:

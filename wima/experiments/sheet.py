@@ -47,11 +47,6 @@ class Sheet(NamedTuple):
     headings: list[str]  # "plain" first
     cells: list[Cell]
 
-    @property
-    def as_printed(self) -> bool:
-        """Whether the settings are those of a table or figure of the paper."""
-        return bool(self.shown) and self.scale == "paper"
-
 
 def write_sheet(sheet: Sheet, folder: Path) -> Path:
     """Write a sheet into the folder of its runs, in one step.

@@ -61,7 +61,7 @@ def _line(comparison: Comparison, axis: Axis, measure: Measure) -> str:
         marks = f'<line x1="{axis.at(mean - half)}" x2="{axis.at(mean + half)}" {level}/>'
     marks += f'<circle cx="{axis.at(mean)}" cy="{MIDDLE}" r="4"/>'
     if paper is not None:
-        same = " same" if comparison.table.sheet.as_printed else ""
+        same = " same" if comparison.table.sheet.scale == "paper" else ""
         marks += f'<circle class="paper{same}" cx="{axis.at(paper)}" cy="{MIDDLE}" r="4"/>'
     track = f'<svg class="{kind}" height="{HEIGHT}" aria-hidden="true">{zero}{marks}</svg>'
     first, *rest = measure.interval(gain).split(" ", 1)

@@ -7,6 +7,7 @@ from html import escape
 from math import isnan
 from typing import NamedTuple
 
+from wima.experiments.definition import scales
 from wima.report.grid import Grid, paper_gain
 from wima.report.measure import Measure
 from wima.report.names import proper
@@ -29,17 +30,15 @@ class Beside(NamedTuple):
 
     @property
     def scale(self) -> str:
-        """Such as `cpu, W = 20`; what is not a table of the paper is named."""
-        sheet = self.table.sheet
-        own = "" if sheet.shown else f" ({sheet.name})"
+        """Such as `cpu, W = 20`."""
         used = proper(self.entry.members[0].model).removeprefix("WIMA, ")
-        return f"{sheet.scale}{own}, {used}"
+        return f"{self.table.sheet.scale}, {used}"
 
 
 def beside_paper(tables: Sequence[Table]) -> list[Beside]:
-    """Each data set and method once: at the scale `paper` if it ended there, else at another."""
+    """Each data set and method once, at the scale nearest to the paper's where it ended."""
     found: dict[tuple[str, str], Beside] = {}
-    for table in sorted(tables, key=lambda table: table.sheet.scale != "paper"):
+    for table in sorted(tables, key=_distance):
         for entry in table.entries.values():
             plain = table.entry(entry.row, entry.column, PLAIN)
             printed = entry.heading != PLAIN and entry.printed and plain and plain.printed
@@ -47,6 +46,12 @@ def beside_paper(tables: Sequence[Table]) -> list[Beside]:
                 found.setdefault((entry.column, entry.row), Beside(table, entry))
     columns = list(dict.fromkeys(column for column, _ in found))
     return [found[place] for place in sorted(found, key=lambda place: columns.index(place[0]))]
+
+
+def _distance(table: Table) -> tuple[bool, float]:
+    """First the paper's scale, then those with the longest windows."""
+    scale = scales().get(table.sheet.scale)
+    return table.sheet.scale != "paper", -scale.windows if scale else 0.0
 
 
 def glance(found: Sequence[Beside], measure: Measure) -> Grid:
@@ -86,11 +91,8 @@ def glance_notes(found: Sequence[Beside]) -> list[str]:
         lines.append("† Excludes zero after Holm's correction, too.")
     lines.append("Same sign: open if our interval holds zero; a dash if a side diverged (N/A).")
     if len({one.table.sheet.scale for one in found}) > 1:
-        lines.append("What was run at several scales is shown at the paper's.")
-    own = {
-        sheet.name: sheet.title for sheet in (one.table.sheet for one in found) if not sheet.shown
-    }
-    return [*lines, *(f"{name}: {title}; not the paper's settings." for name, title in own.items())]
+        lines.append("What was run at several scales is shown at the one nearest to the paper's.")
+    return lines
 
 
 def glance_section(found: Sequence[Beside], measure: Measure) -> str:

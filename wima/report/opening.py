@@ -28,7 +28,7 @@ STYLES: dict[bool, dict[str, Any]] = {  # of the plain model, and of the average
 
 def draw_opening(found: Sequence[Beside], folder: Path, measure: Measure) -> str:
     """A PNG of the data set with the most methods at the paper's scale; its name, or nothing."""
-    shown = [one for one in found if one.table.sheet.as_printed]
+    shown = [one for one in found if one.table.sheet.scale == "paper"]
     counts = Counter(one.entry.column for one in shown)
     if not counts:
         return ""

@@ -154,7 +154,6 @@ def _table(
         entries.append(shown if band is None else {**shown, "band": _band(band, points, measure)})
     about = {name: getattr(sheet, name) for name in names}
     about |= {
-        "asPrinted": sheet.as_printed,
         "slug": table.slug,
         "last": table.last,
         "settings": settings_notes(table),

@@ -56,9 +56,9 @@ const DETAILS = [
   ["ours", "mean over the last rounds, then over seeds, with the deviation over seeds",
     (e) => e.mean, (e, t) => level(t, e)],
   ["paper", "as printed in the paper", (e) => e.paper, 
-    (e, t) => (hasPaper(e) ? el("span", { class: t.asPrinted ? "" : "unclear" }, paperText(e)) : "")],
+    (e, t) => (hasPaper(e) ? el("span", { class: t.scale === "paper" ? "" : "unclear" }, paperText(e)) : "")],
   ["ours \u2212 paper", "the difference", toPaper,
-    (e, t) => (toPaper(e) === null ? "" : difference(toPaper(e), "the paper", !t.asPrinted))],
+    (e, t) => (toPaper(e) === null ? "" : difference(toPaper(e), "the paper", t.scale !== "paper"))],
   ["gain", "over plain, paired", (e) => e.gain && e.gain[0],
     (e) => (e.gain && e.gain[0] !== null ? gainMark(e.gain) : "")],
   ["95 % interval", "of the gain", (e) => e.gain && e.gain[1], (e) => (e.gain ? gainEnds(e.gain) : "")],
@@ -155,7 +155,7 @@ class TableView {
     if (hasPaper(entry)) {
       const away = toPaper(entry);
       lines.push(el("div", { class: "sub" }, `paper ${paperText(entry)} `,
-        away === null ? "" : difference(away, "the paper", !this.table.asPrinted)));
+        away === null ? "" : difference(away, "the paper", this.table.scale !== "paper")));
     }
     return this.table.seeds ? lines : [...lines, el("div", { class: "sub" }, entry.basis)];
   }
