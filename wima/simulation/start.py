@@ -84,6 +84,10 @@ def simulate(
         "privacy is for the simulator. On Flower, wrap a strategy in one of Flower's own for "
         "differential privacy, and that in `averaged`.",
     )
+    check(
+        not (make and finetune),
+        "finetune is for the simulator: on Flower, training examples stay with their nodes.",
+    )
     task = prepared(task, run, finetune)
     spent = ledger(privacy, task, algorithm, run, cohorts) if privacy else None
     setup = (task, algorithm, server_opt, sgd, run.weighting, run.seed, faults or Faults(), judged)
