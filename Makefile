@@ -25,9 +25,8 @@ test: $(READY) lint
 coverage: $(READY)
 	$(PYTEST) --cov --cov-report=term
 
-# Material's note on MkDocs 2 does not concern us: it requires MkDocs 1.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html"
 
 lint: $(READY) javascript
