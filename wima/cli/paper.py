@@ -45,7 +45,9 @@ def paper(
     name: Annotated[
         str | None, typer.Argument(metavar="EXPERIMENT", help="One of them, or a .toml file.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="paper, cpu, resnet8 or smoke; see docs/experiments.md.")] = "cpu",
+    scale: Annotated[
+        str, typer.Option(help="paper, cpu, resnet8 or smoke; see docs/experiments.md.")
+    ] = "cpu",
     seeds: Seeds = None,
     only: Annotated[
         str | None, typer.Option(help="Methods and settings to keep, like fedavg,femnist.")

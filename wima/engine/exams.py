@@ -42,7 +42,7 @@ class FineTune:
         check_rate("finetune.lr", self.lr)
 
 
-BY_NAME = {"sgd": FineTune}
+BY_NAME: dict[str, type[FineTune]] = {"sgd": FineTune}
 
 
 class Exam(NamedTuple):

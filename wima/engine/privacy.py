@@ -119,4 +119,4 @@ class PrivateSum:
         return self._clip * exp(-privacy.rate * (within - privacy.quantile))
 
 
-BY_NAME = {"gaussian": Gaussian}
+BY_NAME: dict[str, type[Gaussian]] = {"gaussian": Gaussian}
