@@ -12,7 +12,9 @@ from wima.report.gather import gather
 from wima.report.write import write_report
 
 DOCS = ROOT / "docs"
-PAPER, RUNS, AUTO = (DOCS / "results" / name for name in ("paper", "cpu", "auto"))
+RESULTS = {name: DOCS / "results" / name for name in ("paper", "cpu", "auto", "clients", "privacy")}
+PAPER, RUNS = RESULTS["paper"], RESULTS["cpu"]
+PAGES = {"auto": "choosing-w.md", "clients": "clients.md", "privacy": "privacy.md"}
 
 
 SOFTWARE = f"Matplotlib version{matplotlib.__version__}".encode()
@@ -35,15 +37,16 @@ def test_the_results_are_made_from_the_records(tmp_path, no_figures):
         assert np.array_equal(imread(picture), imread(kept))
 
 
-def test_the_regrets_of_windows_are_made_from_the_records(tmp_path, no_figures):
-    done = write_report([AUTO], tmp_path / "report")
+@pytest.mark.parametrize("name", PAGES)
+def test_the_tables_of_a_page_are_made_from_the_records(name, tmp_path, no_figures):
+    done = write_report([RESULTS[name]], tmp_path / "report")
     assert done.omitted == []
-    made = (tmp_path / "report" / "tables" / "auto.md").read_text(encoding="utf-8")
-    page = (DOCS / "choosing-w.md").read_text(encoding="utf-8")
+    made = (tmp_path / "report" / "tables" / f"{name}.md").read_text(encoding="utf-8")
+    page = (DOCS / PAGES[name]).read_text(encoding="utf-8")
     assert [line for line in made.splitlines() if line.startswith("|") and line not in page] == []
 
 
-@pytest.mark.parametrize("folder", [PAPER, RUNS, AUTO])
+@pytest.mark.parametrize("folder", RESULTS.values(), ids=str)
 def test_every_run_of_the_results_is_finished(folder):
     found = gather([folder], "accuracy")
     assert found.runs and {run.state for run in found.runs.values()} <= {"done", "diverged"}
