@@ -56,7 +56,7 @@ def measure(turns: int, files: int = FILES, shapes: dict[str, Any] = SHAPES) -> 
         f"The mean of {files} checkpoints of {numbers:,} float32 numbers each, the largest tensor "
         f"{largest:.3g} MB; medians of {turns}, start-up included; memory is the peak resident set "
         "of the process, libraries included. Reading alone: all bytes of the files, one process. "
-        f"The result against that of `WIMA` in the loop over the same models, bit for bit: {told}."
+        f"The result compared bit for bit with `WIMA` in the loop over the same models: {told}."
     )
     return micro_result("average_files", "Averaging saved checkpoints", text, tables)
 

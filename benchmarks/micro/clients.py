@@ -43,8 +43,8 @@ def measure(turns: int, counts: tuple[int, ...] = COUNTS, rounds: int = ROUNDS) 
     text = (
         f"MLP 64-64-10, {COHORT} clients per round with {SAMPLES} examples each, engine serial, "
         f"data mapped from disk; {turns} interleaved turns of {rounds} rounds. Resident memory, "
-        f"and what of it is no page of a file, after {turns * rounds + 1:,} rounds: SCAFFOLD keeps "
-        "19 kB for each client that it has visited."
+        f"with and without pages of files, after {turns * rounds + 1:,} rounds: SCAFFOLD keeps "
+        "19 kB for each visited client."
     )
     return micro_result("clients", "Clients", text, [{"columns": columns, "rows": rows}])
 

@@ -35,10 +35,10 @@ def measure(turns: int, rounds: int = ROUNDS) -> dict[str, Any]:
     commands = {f"{case} {cohort}": [*script, case, str(cohort)] for case, cohort in pairs}
     found = interleave(commands, turns, rounds, warm_up=False)
     rows = [[CASES[case], cohort, *_times(found[f"{case} {cohort}"])] for case, cohort in pairs]
-    columns = ["who plays the nodes", "nodes per round", "best, ms per round", "median"]
+    columns = ["who runs the nodes", "nodes per round", "best, ms per round", "median"]
     text = (
         f"FedAvg over {NODES} nodes, with a model of {PARAMETERS:,} float32 numbers that clients "
-        "send back as it came: what is left is Flower's strategy and the messages. "
+        "send back unchanged, so only Flower's strategy and the messages take time. "
         f"{turns} interleaved turns of {rounds} rounds."
     )
     table = {"columns": columns, "rows": rows}

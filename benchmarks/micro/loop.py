@@ -41,8 +41,8 @@ def measure(
     text = (
         f"One update of a WindowAverage of {parameters:,} parameters in 32 tensors; copy: "
         f"`vector.copy_` of the same size. One thread, {turns} interleaved turns of {UPDATES} "
-        f"updates. Of long windows only {TOUCHED} rows are written, again and again. Below: the "
-        "time to compute the mean when it is asked for."
+        f"updates. In long windows only {TOUCHED} rows are written, repeatedly. Below: the "
+        "time to compute the mean on demand."
     )
     return micro_result("loop", "Averaging in a training loop", text, tables)
 

@@ -61,7 +61,7 @@ def measure(turns: int, epochs: int = EPOCHS) -> dict[str, Any]:
         f"constant learning rates: {RATE} for SGD, {RATE * (1 - MOMENTUM):.2f} with momentum "
         f"{MOMENTUM}, {ADAM_RATE} for Adam, whose gradients are clipped to norm {CLIP}. Accuracy "
         "in % on the held-out half after the last step: mean ± standard deviation over seeds "
-        f"0 to {turns - 1}, each with a split of its own."
+        f"0 to {turns - 1}, each with its own split."
     )
     title = "The window that chooses itself, in training loops"
     return micro_result("loop_auto", title, text, [{"columns": columns, "rows": rows}])

@@ -31,7 +31,7 @@ def measure(turns: int) -> dict[str, Any]:
     prepare("femnist")
     rows = [[what, *_alone(case)] for case, what in WHAT.items()]
     columns = ["what", "time", "peak memory, MB", "in files, MB"]
-    text = "Each case once, in a process of its own, one thread; files in the temporary folder."
+    text = "Each case once, in a separate process, one thread; files in the temporary folder."
     table = {"columns": columns, "rows": rows}
     return micro_result("storage", "Nothing is lost", text, [table])
 

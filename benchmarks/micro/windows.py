@@ -33,7 +33,7 @@ def measure(
     rows = [[case, number(min(s) * 1e3), number(median(s) * 1e3)] for case, s in seconds.items()]
     table = {"columns": ["windows", "best, ms", "median, ms"], "rows": rows}
     text = (
-        f"Time to take in one model of {parameters:,} parameters, with windows that are full; "
+        f"Time to add one model of {parameters:,} parameters to full windows; "
         f"one thread, {turns} interleaved turns of {UPDATES} updates."
     )
     return micro_result("windows", "Averaging", text, [table])
