@@ -242,6 +242,13 @@ def test_a_file_may_say_its_classes_and_name_its_clients(tmp_path):
     assert list(bundle.train.names) == ["a", "b"]
 
 
+def test_a_file_may_name_the_client_of_each_test_example(tmp_path):
+    named = load_npz(write(tmp_path / "a.npz", client=list("babaab"), test_client=["b", "x"]))
+    assert named.test_clients.tolist() == [1, -1]
+    numbered = load_npz(write(tmp_path / "a.npz", test_client=[7, 1]))
+    assert numbered.test_clients.tolist() == [-1, 1]
+
+
 def test_classes_are_counted_over_training_and_test_without_left_out_examples(tmp_path):
     path = write(tmp_path / "a.npz", y=[0, 1, 1, 0, 1, 255], client=[0, 0, 1, 1, 1, -1])
     assert load_npz(path).classes == 2
@@ -267,6 +274,7 @@ def test_classes_are_counted_over_training_and_test_without_left_out_examples(tm
         ({"classes": 3, "y_test": [0, 3]}, r"y_test must hold labels in 0..2, got 3 at index 1"),
         ({"classes": [3, 3]}, r"classes must be a positive integer, got \[3, 3\]"),
         ({"num_clients": 3}, "client 2 has no examples"),
+        ({"test_client": [0]}, "test_client must have one entry per test example, 2"),
         ({"num_clients": 0}, "num_clients must be a positive integer, got 0"),
     ],
 )

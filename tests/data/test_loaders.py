@@ -14,9 +14,10 @@ import pytest
 
 from tests.helpers.fedjax_files import FEMNIST_FILES, femnist_folder, write_fedjax, writer
 from wima.core.errors import UsageError
-from wima.data.cache import check_raw_data
+from wima.data.cache import check_raw_data, prepare
+from wima.data.load import load
 from wima.data.sets.cifar import read_cifar10, read_cifar100
-from wima.data.sets.femnist import read_femnist
+from wima.data.sets.femnist import FEMNIST, read_femnist
 from wima.data.sets.shakespeare import read_shakespeare, rows
 from wima.data.splits.assignment import read_assignment
 
@@ -122,6 +123,23 @@ def test_fedjaxs_writers_come_back_as_they_were_written(tmp_path):
     expected = np.concatenate([clients["a:f02"]["pixels"], clients["b:f01"]["pixels"]])[:, None]
     assert np.abs(pool.x / 255 - expected).max() < 1e-6
     assert pool.y.tolist() == [*clients["a:f02"]["label"], *clients["b:f01"]["label"]]
+
+
+def test_test_images_keep_their_writers(tmp_path, monkeypatch):
+    monkeypatch.setenv("WIMA_DATA", str(tmp_path / "cache"))
+    sizes = {"b": 2, "a": 3, "c": 1}
+    for name, writers in zip(FEMNIST_FILES, ("bac", "bax"), strict=True):
+        clients = {key: writer(sizes.get(key, 4), seed=ord(key)) for key in writers}
+        write_fedjax(tmp_path / name, clients)
+    prepare(FEMNIST, tmp_path)
+    bundle = load("femnist")
+    names = [*bundle.train.names, "nobody"]  # -1: x does not train
+    owners = [names[i] for i in bundle.test_clients]
+    assert sorted(owners) == ["a"] * 3 + ["b"] * 2 + ["nobody"] * 4
+    for key in "ab":
+        own = [i for i, name in enumerate(owners) if name == key]
+        expected = writer(sizes[key], seed=ord(key))["label"]
+        assert bundle.y_test[own].tolist() == expected.tolist()
 
 
 def test_pixels_that_are_no_255ths_are_kept_for_all_writers(tmp_path):

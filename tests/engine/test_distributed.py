@@ -21,6 +21,7 @@ from wima.algorithms.server_opt import SGD
 from wima.averaging import WIMA
 from wima.core.errors import UsageError
 from wima.data.sets.digits import digits
+from wima.engine.exams import FineTune
 from wima.engine.group import join
 from wima.models import MLP
 from wima.results.run import run
@@ -32,6 +33,7 @@ from wima.task.task import Task, make_task
 OPTIONS = {"rounds": 3, "clients_per_round": 5, "lr": 0.05, "batch_size": 7, "eval_every": 2}
 OPTIONS |= {"eval_last": 0, "seed": 3}
 DIGITS = ["digits", "clients=30", "clients_per_round=4", "rounds=12", "checkpoint_every=2"]
+TUNED = {"finetune": FineTune(steps=2, lr=0.1)}
 SERIAL, DISTRIBUTED = [*DIGITS, "engine=serial"], [*DIGITS, "engine=distributed"]
 
 
@@ -43,9 +45,9 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 
 
-def task_of(model=plain) -> Task:
-    bundle = digits(num_clients=12, alpha=0.5)
-    return make_task(model, bundle.train, (bundle.x_test, bundle.y_test), eval_batch_size=64)
+def task_of(model=plain, **options) -> Task:
+    bundle, options = digits(num_clients=12, alpha=0.5), {"eval_batch_size": 64, **options}
+    return make_task(model, bundle.train, (bundle.x_test, bundle.y_test), **options)
 
 
 def cases() -> dict[str, dict]:
@@ -57,13 +59,14 @@ def cases() -> dict[str, dict]:
         "momentum": {"server_opt": SGD(momentum=0.9), "momentum": 0.5},
         "statistics": {"model": normed},
         "window=auto": judged,
+        "clients": {"client_test": 0.2, "client_eval_every": 2, "calibration": True, **TUNED},
     }
 
 
 def result(case: dict, **options) -> dict[str, object]:
     """The hash of all that a run gives, and its last model."""
     case = dict(case)
-    task = task_of(case.pop("model", plain))
+    task = task_of(case.pop("model", plain), client_test=case.pop("client_test", None))
     with simulate(task, **OPTIONS, **case, **options) as simulation:
         records = [record._replace(seconds=0.0) for record in simulation]
         total = hashlib.sha256(repr(records).encode())

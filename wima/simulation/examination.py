@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from wima.core.distribution import summary
-from wima.core.errors import check
+from wima.core.errors import UsageError, check
 from wima.core.randomness import rng
 from wima.core.vector import Vector
 from wima.engine.base import Engine
@@ -63,11 +63,10 @@ def _check_clients(task: Task, evaluation: Evaluation) -> None:
     if missing:
         first = next(i for i in range(data.num_clients) if i >= len(there) or there[i] != i)
         name = "" if data.names is None else f" ({str(data.names[first])!r})"
-        check(
-            False,
+        raise UsageError(
             f"Clients cannot be evaluated: client {first}{name} has no test examples, and "
             f"{missing - 1} others have none. Set client_test=0.2 to hold out a fifth of each "
-            "client's examples, or leave such clients out.",
+            "client's examples, or leave such clients out."
         )
     check(
         bool(evaluation.metrics),
