@@ -135,5 +135,5 @@ def test_a_printed_command_works(cli, folder, command):
 
 def test_commands_are_found_without_their_comments():
     found = commands()
-    assert {"list", "runs", "paper", "run digits"} < set(found)
+    assert {"runs", "paper", "run digits window=auto"} < set(found)
     assert not [command for command in found if "#" in command or "\\" in command]

@@ -152,6 +152,7 @@ def test_fresh_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeyp
     with wima.simulate(
         task_of(), kind(), averagers=[AUTO], engine=engine, weighting="uniform", **OPTIONS
     ) as simulation:
+        sums.clear()  # the hooks were tried, to find out what is sent
         for _ in simulation:
             expected.append(torch.stack(sums).mean(0))
             found.append(simulation.state.fresh)

@@ -20,7 +20,7 @@ from wima.report.write import write_report
 KEYS = ("bytes", "clients", "calibration", "finetuned")
 ODD: list[Any] = [None, 5, "text", [], [1], {"plain": None}, {"plain": 3}, {"plain": [[1, 2]]}]
 ODD += [{"plain": {"mean": 0.5}}, {"down": None, "up": 1}, {"down": -1, "up": 1}, {"down": 1}]
-ODD += [{"plain": {"before": {}}}, {"plain": [[1, None, 0.5]]}, {"plain": [["1", 0.5, 0.5]]}]
+ODD += [{"plain": {"before": {}}}, {"plain": [[0, None, 0.5]]}, {"plain": [["1", 0.5, 0.5]]}]
 INSIDE: list[tuple[str, Any]] = [("mean", "high"), ("mean", [0.5]), ("quantiles", [0.5] * 20)]
 INSIDE += [("quantiles", [[0.5]] * 21), ("count", 0), ("count", None), ("gained", -1)]
 INSIDE += [("lost", "many"), ("worst", True)]
