@@ -8,7 +8,9 @@ from wima.experiments.expand import expand
 from wima.experiments.sheet import read_sheet
 from wima.runs.folder import read_run
 
-ONLY = {"tune": ["cifar10-0", "fedavgm", "fedprox"]}  # all of it takes minutes
+# At this scale all settings have the same data, and all of them take minutes.
+ONLY = {"tune": ["cifar10-0", "fedavgm", "fedprox"], "sota": ["cifar10-0", "shakespeare"]}
+ONLY |= {"auto": ["digits-0"], "privacy": ["digits-0"]}
 
 
 @pytest.mark.slow
