@@ -22,7 +22,10 @@ from typing import Any
 from benchmarks.memory import Peak, tree
 
 ROOT = Path(__file__).parents[1]
-DAEMONS = ("flower",)  # Ray's daemons watch each other: they cannot be stopped for a minute
+DAEMONS = (
+    "flower",
+    "flower-tensors",
+)  # Ray's daemons watch each other: they cannot be stopped for a minute
 PATIENCE = 1800  # seconds until a turn counts as hung
 
 
@@ -51,12 +54,13 @@ class Contestant:
         self.peak = self.anonymous = 0
         self._sleep()
 
-    def turn(self, rounds: int) -> float:
+    def turn(self, rounds: int, evaluate: bool = False) -> float:
         """Play so many rounds: seconds per round."""
         self._signal(signal.SIGCONT)
         with Peak(self._process.pid) as peak:
+            asked = {"rounds": rounds, "evaluate": evaluate}
             with suppress(BrokenPipeError):  # then there is no answer either
-                self._process.stdin.write(json.dumps({"rounds": rounds}).encode() + b"\n")
+                self._process.stdin.write(json.dumps(asked).encode() + b"\n")
                 self._process.stdin.flush()
             answer = self._answer()
         self._sleep()
@@ -152,6 +156,7 @@ def interleave(
                     Contestant(command).close()
                 contestants[name] = Contestant(command, stop_all=name not in DAEMONS)
                 results[name] = {"startup": contestants[name].startup, "seconds": []}
+                results[name]["seconds_evaluating"] = []
             except Failed as failure:
                 _say(f"{name}: {failure}")
                 results[name] = {"failed": str(failure)}
@@ -168,15 +173,16 @@ def _one_turn_each(
 ) -> None:
     for name, contestant in list(contestants.items()):
         try:
-            seconds = contestant.turn(rounds)
+            seconds, evaluating = (contestant.turn(rounds, evaluate) for evaluate in (False, True))
         except Failed as failure:
             _say(f"turn {turn + 1}, {name}: {failure}")
             results[name] = {"failed": str(failure)}
             del contestants[name]
             continue
-        _say(f"turn {turn + 1}, {name}: {seconds:.4g} s per round")
+        _say(f"turn {turn + 1}, {name}: {seconds:.4g} s per round, {evaluating:.4g} s evaluating")
         result = results[name]
         result["seconds"].append(seconds)
+        result["seconds_evaluating"].append(evaluating)
         memory = {"peak_bytes": contestant.peak, "anonymous_bytes": contestant.anonymous}
         result.update(memory, loss=contestant.loss)
 

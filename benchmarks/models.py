@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.workloads import SEED, VOCABULARY, Data
+from benchmarks.workloads import EVALUATION_BATCH, SEED, VOCABULARY, Data
 from wima.models import MLP, FemnistCNN, ResNet, ShakespeareLSTM
 
 
@@ -91,6 +91,25 @@ def check_loss(model: nn.Module, data: Data) -> float:
     value = loss(model(torch.from_numpy(data.x_check)), torch.from_numpy(data.y_check))
     model.train(was_training)
     return float(value)
+
+
+def evaluation_batches(data: Data) -> list[tuple[Tensor, Tensor]]:
+    """The examples that models are evaluated on."""
+    parts = (torch.from_numpy(array).split(EVALUATION_BATCH) for array in data.test)
+    return list(zip(*parts, strict=True))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Mean loss and accuracy, as one writes it."""
+    model.eval()
+    total, correct, count = 0.0, 0, 0
+    for x, y in batches:
+        output = model(x)
+        total += loss(output, y).item() * y.numel()
+        correct += int((output.argmax(dim=-1) == y).sum())
+        count += y.numel()
+    return total / count, correct / count
 
 
 def train(

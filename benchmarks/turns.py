@@ -1,7 +1,7 @@
 """The protocol between a peer and the driver: lines of JSON on standard input and output.
 
     peer   -> {"rounds": 1, "seconds": 0.8, "loss": 2.3}     the first round is finished
-    driver -> {"rounds": 100}                                a turn: play so many rounds
+    driver -> {"rounds": 100, "evaluate": false}             a turn: play so many rounds
     peer   -> {"rounds": 100, "seconds": 1.9, "loss": 1.7}
     driver closes the pipe                                   the end
 
@@ -35,6 +35,7 @@ class Turns:
         os.dup2(2, 1)  # what a simulator prints must not look like an answer
         os.close(nothing)
         self.left = self._rounds = 1
+        self.evaluate = False  # whether the global model is evaluated after each round
         self._begin = time.perf_counter()
 
     def after(self, loss: Callable[[], float], rounds: int = 1) -> None:
@@ -44,10 +45,15 @@ class Turns:
             return
         seconds = time.perf_counter() - self._begin
         self._send({"rounds": self._rounds, "seconds": seconds, "loss": loss()})
-        line = self._inbox.readline()
+        self._next(self._inbox.readline())
+
+    def _next(self, line: str) -> None:
+        """Begin the turn that a line of the driver asks for."""
         if not line:
             raise Over
-        self.left = self._rounds = json.loads(line)["rounds"]
+        turn = json.loads(line)
+        self.left = self._rounds = turn["rounds"]
+        self.evaluate = turn["evaluate"]
         self._begin = time.perf_counter()
 
     def _send(self, message: dict[str, object]) -> None:

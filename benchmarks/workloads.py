@@ -16,6 +16,7 @@ import numpy as np
 CLIENTS = 100
 COHORT = 10
 VOCABULARY = 90
+EVALUATION_BATCH = 256
 CHECK = 200  # examples of the fixed batch on which the final models are compared
 BLOCK = 4  # pixels; a side of a block in the patterns of images
 WRONG = 0.1  # share of images with a random label, so that losses do not vanish
@@ -87,6 +88,12 @@ class Data(NamedTuple):
     y: np.ndarray
     x_check: np.ndarray
     y_check: np.ndarray
+
+    @property
+    def test(self) -> tuple[np.ndarray, np.ndarray]:
+        """What models are evaluated on: as many examples as a round trains on."""
+        rows = len(self.x) // CLIENTS * COHORT
+        return self.x[:rows], self.y[:rows]
 
     def client(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """The examples and labels of client i: views, not copies."""

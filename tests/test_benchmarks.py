@@ -21,6 +21,7 @@ from benchmarks.environments import versions
 from benchmarks.memory import resident, tree
 from benchmarks.models import make_model, make_tuned
 from benchmarks.peers import PEERS
+from benchmarks.pictures import best
 from benchmarks.report import document, markdown, number, write
 from benchmarks.workloads import CHECK, CLIENTS, WORKLOADS, generate, load, prepare
 
@@ -39,15 +40,20 @@ WAITS = (
     "import json, sys\n"
     "print(json.dumps({'rounds': 1, 'seconds': 1.0, 'loss': 2.0}), flush=True)\n"
     "for line in sys.stdin:\n"
-    "    rounds = json.loads(line)['rounds']\n"
-    "    print(json.dumps({'rounds': rounds, 'seconds': 2.0 * rounds, 'loss': 1.0}), flush=True)\n"
+    "    turn = json.loads(line)\n"
+    "    seconds = (2.0 + turn['evaluate']) * turn['rounds']\n"
+    "    print(json.dumps({'seconds': seconds, 'loss': 1.0}), flush=True)\n"
 )
+
+
+def peer(seconds: list[float], **more: float | None) -> dict:
+    return {"seconds": seconds, "seconds_evaluating": [2 * s for s in seconds], **more}
 
 
 def made_up(name: str = "femnist") -> dict:
     peers = {
-        "bare": {"startup": 1.0, "seconds": [2.0, 2.2, 2.1], "peak_bytes": 3e8, "loss": None},
-        "flower": {"startup": 14.2, "seconds": [4.0, 4.4, 4.2], "peak_bytes": 2e9, "loss": 1.5},
+        "bare": peer([2.0, 2.2, 2.1], startup=1.0, peak_bytes=3e8, loss=None),
+        "flower": peer([4.0, 4.4, 4.2], startup=14.2, peak_bytes=2e9, loss=1.5),
         "fluke": {"failed": "not installed: ERROR: No matching distribution"},
     }
     text = {"title": f"{name}: a model", "text": "Ten clients."}
@@ -95,7 +101,9 @@ def test_ours_bare_and_naive_do_the_same_work(cache: Path) -> None:
     result = compare(asked)
     peers = result["peers"]
     assert list(peers) == ["bare", "naive", "ours-serial"]
-    assert all(len(p["seconds"]) == 1 and p["peak_bytes"] > 0 for p in peers.values()), peers
+    for measured in peers.values():
+        assert len(measured["seconds"]) == len(measured["seconds_evaluating"]) == 1, peers
+        assert measured["peak_bytes"] > 0
     # The same initial model and data, four rounds; only cohorts and orders differ.
     assert peers["naive"]["loss"] == pytest.approx(peers["ours-serial"]["loss"], rel=0.02)
     assert "| ours-serial |" in markdown(result)
@@ -109,6 +117,7 @@ def test_turns_alternate_and_a_peer_that_fails_does_not_stop_the_others() -> Non
     }
     results = interleave(commands, turns=2, rounds=5, warm_up=False)
     assert results["good"]["seconds"] == [2.0, 2.0] and results["good"]["loss"] == 1.0
+    assert results["good"]["seconds_evaluating"] == [3.0, 3.0]
     assert results["never"] == {"failed": "ValueError: no such thing"}
     assert "failed" in results["once"]
 
@@ -135,13 +144,14 @@ def test_memory_is_that_of_the_whole_tree() -> None:
         assert resident(family) > resident([child]) > 0
 
 
-def test_the_table_has_ratios_to_bare_and_says_who_is_missing() -> None:
+def test_the_table_has_ratios_by_turn_and_says_who_is_missing() -> None:
     text = markdown(made_up())
-    assert "| bare | 2 | 2.1 | 1.00 |  | 1.0 | 300 |  |  |" in text
-    assert "| flower | 4 | 4.2 | 2.00 |  | 14.2 | 2000 | 1.500 |  |" in text
+    assert "| bare | 2.1 |  | 4.2 |  | 1.0 | 300 |  |  |" in text
+    assert "| flower | 4.2 |  | 8.4 |  | 14.2 | 2000 | 1.500 |  |" in text
     result = made_up()
-    result["peers"]["ours-auto"] = {**result["peers"]["bare"], "seconds": [1.4, 1.4, 1.5]}
-    assert "| flower | 4 | 4.2 | 2.00 | 3.00 | 14.2 |" in markdown(result)
+    result["peers"]["ours-auto"] = peer([2.0, 1.1, 2.1], startup=1, peak_bytes=1, loss=1)
+    turns = "2.00 (2.00 to 4.00)"  # 4.0 / 2.0, 4.4 / 1.1, 4.2 / 2.1
+    assert f"| flower | 4.2 | {turns} | 8.4 | {turns} | 14.2 |" in markdown(result)
     assert "fluke did not run: not installed: ERROR: No matching distribution" in text
     assert "`python -m benchmarks ...`" in text and "2026-01-01" in text
 
@@ -169,6 +179,15 @@ def test_the_document_is_made_from_the_json_files(tmp_path: Path) -> None:
     places = [text.index(f"## {title}") for title in ("digits", "shakespeare", "Averaging")]
     assert places == sorted(places)
     assert "| 10 | 0.5 |" in text
+    for name in ("benchmarks-digits.png", "benchmarks-shakespeare.png", "speed.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+        assert name == "speed.png" or f"]({name})" in text
+
+
+def test_a_simulator_is_shown_at_its_best() -> None:
+    peers = {name: peer([s]) for name, s in {"ours-auto": 2, "pfl1": 6, "pfl2": 3}.items()}
+    peers |= {"flower": peer([8.0]), "fluke": {"failed": "no"}, "bare": peer([1.0])}
+    assert best(peers) == {"pfl-research": (1.5, 1.5, 1.5), "Flower": (4, 4, 4)}
 
 
 def test_every_peer_has_a_script_and_pinned_versions() -> None:

@@ -22,8 +22,10 @@ PEERS = {
     "naive": Peer("naive"),
     "pfl1": Peer("pfl", ("1",), "pfl"),
     "pfl2": Peer("pfl", ("2",), "pfl"),
-    "flower": Peer("flower", (), "flower"),
+    "flower": Peer("flower", ("loader",), "flower"),
+    "flower-tensors": Peer("flower", ("tensors",), "flower"),
     "fedlab": Peer("fedlab", (), "fedlab"),
     "fluke": Peer("fluke", (), "fluke"),
-    "fedjax": Peer("fedjax", (), "fedjax"),
+    "fedjax": Peer("fedjax", ("own",), "fedjax"),
+    "fedjax-scan": Peer("fedjax", ("scan",), "fedjax"),
 }

@@ -6,6 +6,7 @@ Freed memory is kept, as wima's engines keep it.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ class Steps:
     def __init__(self, name: str, half: int) -> None:
         import torch
 
-        from benchmarks.models import make_model, train
+        from benchmarks.models import evaluate, evaluation_batches, make_model, train
         from wima.engine.malloc import keep_freed_memory
 
         torch.set_num_threads(1)
@@ -38,15 +39,19 @@ class Steps:
             for i in range(half, COHORT, PROCESSES)
         ]
 
-        def one_round() -> None:
+        test = evaluation_batches(data)[half::PROCESSES]
+
+        def one_round(evaluating: bool) -> None:
             for batches in clients:
                 train(model, batches, optimizer)
+            if evaluating and test:
+                evaluate(model, test)
 
         self.one_round = one_round
 
-    def rounds(self, count: int) -> None:
+    def rounds(self, count: int, evaluating: bool) -> None:
         for _ in range(count):
-            self.one_round()
+            self.one_round(evaluating)
 
 
 def main(name: str) -> None:
@@ -56,18 +61,18 @@ def main(name: str) -> None:
     with subprocess.Popen(command, **pipes) as helper:
         steps = Steps(name, 0)
         while True:
-            rounds = turns.left
-            print(rounds, file=helper.stdin, flush=True)
-            steps.rounds(rounds)
+            turn = turns.left, turns.evaluate
+            print(json.dumps(turn), file=helper.stdin, flush=True)
+            steps.rounds(*turn)
             helper.stdout.readline()
-            turns.after(lambda: None, rounds)
+            turns.after(lambda: None, turns.left)
 
 
 def help_out(name: str) -> None:
     """The other process: reads how many rounds, answers when they are done."""
     steps = Steps(name, 1)
     for line in sys.stdin:
-        steps.rounds(int(line))
+        steps.rounds(*json.loads(line))
         print("done", flush=True)
 
 

@@ -19,9 +19,10 @@ def main(name: str) -> None:
     from fedlab.contrib.dataset.basic_dataset import FedDataset
     from fedlab.core.standalone import StandalonePipeline
 
-    from benchmarks.models import check_loss, loss, make_model
+    from benchmarks.models import check_loss, evaluate, evaluation_batches, loss, make_model
 
     workload, data = WORKLOADS[name], load(name)
+    test = evaluation_batches(data)
 
     class Clients(FedDataset):
         def get_dataloader(self, id: int, batch_size: int, type: str = "train") -> DataLoader:
@@ -30,6 +31,8 @@ def main(name: str) -> None:
 
     class Pipeline(StandalonePipeline):
         def evaluate(self) -> None:
+            if turns.evaluate:
+                evaluate(self.handler.model, test)
             turns.after(lambda: check_loss(self.handler.model, data))
 
     trainer = SGDSerialClientTrainer(make_model(name), CLIENTS, cuda=False)

@@ -1,4 +1,4 @@
-"""fluke: one process, clients one after the other, evaluation switched off."""
+"""fluke: one process, clients one after the other, its own evaluation off."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def main(name: str) -> None:
     from fluke.data import FastDataLoader
     from fluke.utils import FederationObserver
 
-    from benchmarks.models import check_loss, loss, make_model
+    from benchmarks.models import check_loss, evaluate, evaluation_batches, loss, make_model
 
     workload, data = WORKLOADS[name], load(name)
+    test = evaluation_batches(data)
     FlukeENV().set_seed(SEED)
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
 
@@ -47,6 +48,8 @@ def main(name: str) -> None:
 
     class EveryRound(FederationObserver):
         def end_round(self, round: int) -> None:
+            if turns.evaluate:
+                evaluate(algorithm.server.model, test)
             turns.after(lambda: check_loss(algorithm.server.model, data))
 
     client = {

@@ -14,9 +14,10 @@ def main(name: str) -> None:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    from benchmarks.models import check_loss, make_model, train
+    from benchmarks.models import check_loss, evaluate, evaluation_batches, make_model, train
 
     workload, data, model = WORKLOADS[name], load(name), make_model(name)
+    test = evaluation_batches(data)
     random = np.random.default_rng(0)
     clients = [TensorDataset(*map(torch.from_numpy, data.client(i))) for i in range(CLIENTS)]
     while True:
@@ -28,6 +29,8 @@ def main(name: str) -> None:
             states.append(local.state_dict())
         mean = {key: torch.stack([s[key] for s in states]).mean(dim=0) for key in states[0]}
         model.load_state_dict(mean)
+        if turns.evaluate:
+            evaluate(model, test)
         turns.after(lambda: check_loss(model, data))
 
 

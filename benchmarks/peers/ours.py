@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.turns import FOREVER, Turns, play
-from benchmarks.workloads import CLIENTS, COHORT, WORKLOADS, load
+from benchmarks.workloads import CLIENTS, COHORT, EVALUATION_BATCH, WORKLOADS, load
 
 
 def main(name: str, engine: str) -> None:
@@ -17,7 +19,9 @@ def main(name: str, engine: str) -> None:
     workload, arrays = WORKLOADS[name], load(name)
     data = wima.FederatedData(arrays.x, arrays.y, np.arange(CLIENTS + 1) * workload.samples)
     loss, metrics = objective("characters" if workload.sequences else "classes")
-    task = wima.make_task(make_tuned(name), data, arrays[2:], loss=loss, metrics=metrics)
+    about = {"loss": loss, "metrics": metrics, "eval_batch_size": EVALUATION_BATCH}
+    task = wima.make_task(make_tuned(name), data, arrays.test, **about)
+    check = wima.make_task(make_tuned(name), data, (arrays.x_check, arrays.y_check), **about)
     simulation = wima.simulate(
         task,
         wima.FedAvg(),
@@ -27,11 +31,14 @@ def main(name: str, engine: str) -> None:
         batch_size=workload.batch,
         last_batch="short",
         eval_every=0,
+        eval_last=0,
         engine=engine,
     )
     with simulation:
         for _ in simulation:
-            turns.after(lambda: task.evaluate(simulation.w)["loss"])
+            turns.after(lambda: check.evaluate(simulation.w)["loss"])
+            simulation.options = replace(simulation.options, eval_every=int(turns.evaluate))
+            simulation.rounds = simulation.t + turns.left  # begin no work of the next turn
 
 
 if __name__ == "__main__":

@@ -12,27 +12,40 @@ import subprocess
 import sys
 
 from benchmarks.turns import FOREVER, Turns, play
-from benchmarks.workloads import CLIENTS, COHORT, SEED, WORKLOADS, load
+from benchmarks.workloads import CLIENTS, COHORT, EVALUATION_BATCH, SEED, WORKLOADS, load
 
 RANK = "PFL_WORKER_RANK"
 
 
 def main(name: str, processes: str) -> None:
-    if RANK not in os.environ and processes == "2":
-        start_second_rank()
-    turns = Second() if os.environ.get(RANK) == "1" else Turns()
-    simulate(name, turns)
+    if os.environ.get(RANK) == "1":
+        simulate(name, Second())
+    else:
+        simulate(name, First(start_second_rank() if processes == "2" else None))
 
 
-class Second:
-    """The second rank: no part of the protocol; it waits for the first one in pfl's all_reduce."""
+class First(Turns):
+    """Rank 0 speaks with the driver, and passes on what it hears to rank 1, if there is one."""
 
-    def after(self, loss: object) -> None:
+    def __init__(self, other: subprocess.Popen[str] | None) -> None:
+        super().__init__()
+        self._other = other
+
+    def _next(self, line: str) -> None:
+        if self._other:
+            print(line, end="", file=self._other.stdin, flush=True)
+        super()._next(line)
+
+
+class Second(Turns):
+    """Rank 1 listens only."""
+
+    def _send(self, message: dict[str, object]) -> None:
         pass
 
 
-def start_second_rank() -> None:
-    """Start rank 1 as a copy of this process, and let this one be rank 0."""
+def start_second_rank() -> subprocess.Popen[str]:
+    """Start rank 1 as a copy of this process, which becomes rank 0."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -41,20 +54,24 @@ def start_second_rank() -> None:
     )
     command = [sys.executable, "-m", "benchmarks.peers.pfl", *sys.argv[1:]]
     environment = {**os.environ, RANK: "1"}
-    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
+    pipe = {"stdin": subprocess.PIPE, "stdout": sys.stderr, "text": True}
+    second = subprocess.Popen(command, env=environment, **pipe)
     os.environ[RANK] = "0"
+    return second
 
 
-def simulate(name: str, turns: Turns | Second) -> None:
+def simulate(name: str, turns: Turns) -> None:
     import numpy as np
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.callback.base import TrainingProcessCallback
+    from pfl.callback.central_evaluation import CentralEvaluationCallback
     from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchTensorDataset
     from pfl.data.sampling import get_user_sampler
-    from pfl.hyperparam.base import NNTrainHyperParams
+    from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
     from pfl.metrics import Metrics, Weighted
     from pfl.model.pytorch import PyTorchModel
 
@@ -67,17 +84,29 @@ def simulate(name: str, turns: Turns | Second) -> None:
         module.train()
         return loss(module(x), y)
 
+    @torch.no_grad()
     def user_metrics(x: torch.Tensor, y: torch.Tensor) -> dict[str, Weighted]:
-        return {"loss": Weighted(0.0, len(y))}  # asked for in the very first round only
+        module.eval()
+        output, count = module(x), y.numel()
+        correct = (output.argmax(dim=-1) == y).sum().item()
+        total = loss(output, y).item() * count
+        return {"loss": Weighted(total, count), "accuracy": Weighted(correct, count)}
 
     module.loss, module.metrics = user_loss, user_metrics
+
+    test = PyTorchTensorDataset(list(map(torch.from_numpy, data.test)))
+    evaluation = CentralEvaluationCallback(test, NNEvalHyperParams(EVALUATION_BATCH))
 
     class EveryRound(TrainingProcessCallback):
         def after_central_iteration(
             self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
         ) -> tuple[bool, Metrics]:
+            metrics = Metrics()
+            if turns.evaluate:
+                about = {"model": model, "central_iteration": central_iteration}
+                _, metrics = evaluation.after_central_iteration(aggregate_metrics, **about)
             turns.after(lambda: check_loss(module, data))
-            return False, Metrics()
+            return False, metrics
 
     users = {i: [torch.from_numpy(a) for a in data.client(i)] for i in range(CLIENTS)}
     dataset = FederatedDataset.from_slices(users, get_user_sampler("random", list(users)))
