@@ -21,6 +21,7 @@ from tests.helpers.commands import LIMIT
 from tests.helpers.paths import ROOT
 
 RELEASED = re.compile(r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$", re.MULTILINE)
+LINK = re.compile(r"(!?)\[[^]]*\]\(([^)]*)\)")
 VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
 
 
@@ -30,9 +31,9 @@ def text_of(name: str) -> str:
 
 def test_the_version_is_stated_once_and_the_newest_in_changelog_and_citation():
     project = tomllib.loads(text_of("pyproject.toml"))
-    assert "version" not in project["project"] and project["project"]["dynamic"] == ["version"]
-    source = project["tool"]["setuptools"]["dynamic"]["version"]["attr"]
-    assert source == "wima.core.version.__version__" and VERSION.fullmatch(wima.__version__)
+    assert "version" not in project["project"] and "version" in project["project"]["dynamic"]
+    assert project["tool"]["hatch"]["version"]["path"] == "wima/core/version.py"
+    assert VERSION.fullmatch(wima.__version__)
     version, date = RELEASED.findall(text_of("CHANGELOG.md"))[0]
     citation = yaml.safe_load(text_of("CITATION.cff"))
     assert (version, version) == (wima.__version__, str(citation["version"]))
@@ -90,7 +91,7 @@ def release() -> dict:
 def wheel(tmp_path_factory) -> Path:
     """Built from a copy, so that the checkout stays as it is."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "wima", source / "wima", ignore=shutil.ignore_patterns("__pycache__"))
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(source))
@@ -125,6 +126,17 @@ def test_the_wheel_has_all_files_of_the_package(wheel):
         found = {name for name in archive.namelist() if not name.split("/")[0].endswith("-info")}
     assert found == expected
     assert wheel.name == f"wima-{wima.__version__}-py3-none-any.whl"
+
+
+def test_links_and_pictures_on_pypi_name_files_of_the_repository(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        text = archive.read(name).decode()
+    blob, raw = "github.com/wima-fl/wima/blob/main", "raw.githubusercontent.com/wima-fl/wima/main"
+    here = LINK.findall(text_of("README.md"))
+    expected = [(mark, f"https://{raw if mark else blob}/{path}") for mark, path in here]
+    assert LINK.findall(text) == expected and {mark for mark, _ in here} == {"", "!"}
+    assert all((ROOT / path).is_file() for _, path in here)
 
 
 @pytest.mark.slow
