@@ -180,15 +180,15 @@ def test_a_node_may_bring_its_own_examples(tmp_path):
 def test_a_finished_run_and_other_settings_are_not_written_over(tmp_path):
     settings, out = settings_of(tmp_path, rounds=1), tmp_path / "run"
     over(LocalGrid(len(SIZES)), settings, out)
-    with pytest.raises(UsageError, match="is done; to repeat it, give another folder"):
+    with pytest.raises(UsageError, match="is finished; to repeat it, use another folder"):
         over(LocalGrid(len(SIZES)), settings, out)
-    with pytest.raises(UsageError, match=r"other settings \(lr: 0.05 there\)"):
+    with pytest.raises(UsageError, match=r"different settings \(lr: 0.05 there\)"):
         over(LocalGrid(len(SIZES)), settings.model_copy(update={"lr": 0.1}), out)
 
 
 def test_start_refuses_what_the_settings_say(tmp_path):
     strategy = Federation(settings_of(tmp_path), tmp_path / "run")
-    with pytest.raises(UsageError, match="The settings say"):
+    with pytest.raises(UsageError, match="defined by the settings"):
         strategy.start(LocalGrid(1), num_rounds=3)
 
 
@@ -255,7 +255,7 @@ def test_the_run_config_names_settings_and_options():
         read_order({"min-node": 2})
     with pytest.raises(UsageError, match="robust must be true or false"):
         read_order({"robust": "yes"})
-    with pytest.raises(UsageError, match="out in the run config must be a text"):
+    with pytest.raises(UsageError, match="out in the run config must be a string"):
         read_order({"out": 3})
 
 

@@ -96,7 +96,7 @@ def test_a_reply_that_cannot_be_used_is_left_out(name, caplog):
         assert arrays is strategy.taken[0].content["arrays"]
         expected = naive_step(sent, good)
         np.testing.assert_allclose(heard(strategy)[-1], expected, rtol=1e-5, atol=1e-6)
-    assert "Round 3: replies that do not count for W: 1." in caplog.text
+    assert "Round 3: replies not used to choose W: 1." in caplog.text
 
 
 def test_clients_that_failed_are_left_out():

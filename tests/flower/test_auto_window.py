@@ -151,7 +151,7 @@ def test_a_restarted_server_goes_on_to_the_same_choices(name, cut, tmp_path):
     states = [s.averaging._models.watch.states["wima-auto"] for s in (again, whole)]
     assert torch.equal(states[0].scores, states[1].scores)
     again.averaging.close()
-    with pytest.raises(UsageError, match=r"holds averages with averagers .*WIMA\(window='auto'"):
+    with pytest.raises(UsageError, match=r"contains averages with averagers .*WIMA\(window='auto'"):
         averaged(STRATEGIES[name](), [replace(AUTO, buckets=3), WIMA(W)], folder=tmp_path)
 
 
@@ -177,7 +177,9 @@ def test_with_privacy_only_released_models_are_looked_at(name):
 def test_private_models_that_are_no_mean_are_refused(name, tmp_path):
     for inside, culprit in ((FedAvgM(), "FedAvgM"), (FedAdam(), "FedAdam"), (Taking(), "Taking")):
         private = PRIVATE[name](inside)
-        with pytest.raises(UsageError, match=rf"needs FedAvg's mean.*{culprit} has a rule of its"):
+        with pytest.raises(
+            UsageError, match=rf"needs FedAvg's mean.*{culprit} aggregates in its own"
+        ):
             averaged(private, AUTO, folder=tmp_path)
         averaged(private, WIMA(W), folder=tmp_path).averaging.close()
 

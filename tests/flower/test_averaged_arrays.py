@@ -53,14 +53,14 @@ def test_every_array_keeps_its_dtype():
 def test_other_kinds_of_arrays_are_refused_by_name():
     with pytest.raises(UsageError, match=r"'z' is complex64; expected float16"):
         feed(averaged(FedAvg(), WIMA(4)), [{"z": np.zeros(2, np.complex64)}])
-    with pytest.raises(UsageError, match="no floating array"):
+    with pytest.raises(UsageError, match="no floating-point array"):
         feed(averaged(FedAvg(), WIMA(4)), [{"n": np.zeros(2, np.uint8)}])
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"w": np.zeros((2, 3), np.float32)}, r"Round 2: .*'n' is gone"),
+        ({"w": np.zeros((2, 3), np.float32)}, r"Round 2: .*'n' is missing"),
         ({**drawn(1)[0], "x": np.zeros(1)}, r"Round 2: .*'x' is new"),
         ({**drawn(1)[0], "w": np.zeros((3, 2), np.float32)}, r"'w' has shape \(3, 2\), .*\(2, 3\)"),
     ],

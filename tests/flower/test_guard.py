@@ -1,4 +1,4 @@
-"""Updates that make no sense are left out, counted and named; the round goes on without them."""
+"""Invalid updates are left out, counted and named; the round continues without them."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def test_a_senseless_update_is_left_out_and_named(case, tmp_path, caplog):
     settings = everyone(tmp_path)
     strategy, run = over(LocalGrid(len(SIZES), in_round(2, spoil)), settings, tmp_path / "run")
     assert strategy.rejected == 1
-    (warning,) = [r.getMessage() for r in caplog.records if "makes no sense" in r.getMessage()]
-    assert "round 2: the update of node 103 (client 3) makes no sense" in warning
+    (warning,) = [r.getMessage() for r in caplog.records if "is invalid" in r.getMessage()]
+    assert "round 2: the update of node 103 (client 3) is invalid" in warning
     assert reason in warning
     assert "rejected so far: 1" in warning
     assert [r.get("excluded") for r in run.records] == [None, [3], None, None, None]
@@ -188,9 +188,7 @@ def test_every_rejection_counts(tmp_path, caplog):
 
 def test_without_the_guard_a_senseless_update_ends_the_run_by_name(tmp_path):
     grid = LocalGrid(len(SIZES), in_round(2, one_nan))
-    with pytest.raises(
-        RunError, match=r"node 103 \(client 3\) makes no sense: delta is not finite"
-    ):
+    with pytest.raises(RunError, match=r"node 103 \(client 3\) is invalid: delta is not finite"):
         over(grid, everyone(tmp_path), tmp_path / "run", robust=False)
 
 
@@ -222,7 +220,7 @@ def test_a_claim_of_more_examples_than_the_data_set_has_changes_nothing(
     _, run = over(grid, settings, tmp_path / "run")
     assert_same(models_of(run, settings), simulated(settings)[1])
     (warning,) = [r.getMessage() for r in caplog.records if "claims" in r.getMessage()]
-    assert f"Node 103 (client 3) claims {2**40} examples and counts with {SIZES[3]}" in warning
+    assert f"Node 103 (client 3) claims {2**40} examples and is weighted with {SIZES[3]}" in warning
 
 
 def test_a_hostile_update_gains_nothing_by_its_claim(tmp_path):

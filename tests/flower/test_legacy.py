@@ -280,7 +280,7 @@ def test_with_privacy_only_released_models_are_looked_at(private):
         np.testing.assert_allclose(heard(strategy)[-1], released, atol=1e-6)
         clients = [flat(update(k, before)) for k in range(NODES)]
         assert not np.allclose(released, flat(before) - np.mean(clients, axis=0), atol=1e-3)
-    with pytest.raises(UsageError, match="FedAdam has a rule of its own"):
+    with pytest.raises(UsageError, match="FedAdam aggregates in its own way"):
         averaged_legacy(private(FedAdam(**settings())), WIMA("auto"))
 
 

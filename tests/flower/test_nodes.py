@@ -20,7 +20,7 @@ from wima.runs.launch import resume
 from wima.runs.signals import Interrupted
 
 
-def test_a_node_that_lost_its_memory_starts_anew_and_says_so(tmp_path, caplog):
+def test_a_node_that_lost_its_memory_is_reinitialised_with_a_warning(tmp_path, caplog):
     settings = settings_of(tmp_path, algorithm="scaffold", clients_per_round=5)
     grid = LocalGrid(len(SIZES))
 
@@ -67,7 +67,7 @@ def test_a_node_lost_in_a_round_is_left_out_of_it(tmp_path, caplog):
     _, run = over(grid, settings, tmp_path / "run", round_seconds=0.2)
     assert [r.get("excluded") for r in run.records] == [None, [3], None]
     assert [len(r["cohort"]) for r in run.records] == [5, 5, 4]  # its answer is still owed
-    assert "node 103 (client 3) is left out: no answer in 0.2 s" in caplog.text
+    assert "node 103 (client 3) is left out: no reply within 0.2 s" in caplog.text
 
 
 def test_a_late_answer_brings_a_node_back_but_is_not_used(tmp_path):
@@ -111,8 +111,8 @@ def test_two_nodes_of_one_client_count_once_and_strangers_not_at_all(tmp_path, c
     _, expected = simulated(settings)
     _, run = over(grid, settings, tmp_path / "run")
     assert_same(models_of(run, settings), expected)
-    assert "Node 105 says that it is client 1, as node 101 did before" in caplog.text
-    assert "Node 106 does not say which client it is" in caplog.text
+    assert "Node 105 claims to be client 1, as node 101 did before" in caplog.text
+    assert "Node 106 did not say which client it is" in caplog.text
 
 
 IMPOSTOR = 50  # a smaller number than that of any honest node
@@ -139,7 +139,7 @@ def test_a_node_that_claims_a_client_later_does_not_take_its_place(tmp_path, cap
 
     grid.spoil = join
     _, run = over(grid, settings, tmp_path / "run")
-    assert "Node 50 says that it is client 1, as node 101 did before" in caplog.text
+    assert "Node 50 claims to be client 1, as node 101 did before" in caplog.text
     assert trained(grid, 101) == settings.rounds and not trained(grid, IMPOSTOR)
     assert_same(models_of(run, settings), simulated(settings)[1])
 

@@ -151,9 +151,9 @@ def test_what_cannot_be_resumed_is_named(tmp_path, caplog):
     vars(strategy).update(others)
     restarted(tmp_path / "others", strategy, FedAdam())
     for name in others:
-        assert f"{name} of FedAdam cannot be saved: it begins anew" in caplog.text
+        assert f"{name} of FedAdam could not be saved: it starts from" in caplog.text
     restarted(tmp_path / "other", FedAdam(), FedYogi())
-    assert "The saved strategy is FedAdam: FedYogi begins anew" in caplog.text
+    assert "The saved strategy is FedAdam: FedYogi starts without its state" in caplog.text
 
 
 def test_only_what_changes_is_saved(tmp_path):
@@ -173,17 +173,17 @@ def test_a_folder_of_the_first_release_is_resumed(tmp_path):
     other = averaged(FedAvg(), WIMA(5), folder=tmp_path)
     assert other.averaging.seen == 3
     other.averaging.close()
-    with pytest.raises(UsageError, match=r"asked for are .*shape='sqrt'"):
+    with pytest.raises(UsageError, match=r"but got .*shape='sqrt'"):
         averaged(FedAvg(), WIMA(5, shape="sqrt"), folder=tmp_path)
 
 
 def test_state_of_other_averagers_or_damaged_is_refused(tmp_path):
     feed(averaged(FedAvg(), WIMA(5), folder=tmp_path), drawn(3)).close()
-    with pytest.raises(UsageError, match=r"holds averages with averagers .*WIMA\(window=5"):
+    with pytest.raises(UsageError, match=r"contains averages with averagers .*WIMA\(window=5"):
         averaged(FedAvg(), WIMA(6), folder=tmp_path)
     for path in tmp_path.glob("*.json"):
         path.write_text("{}")
-    with pytest.raises(RunError, match=r"No state in .* is whole"):
+    with pytest.raises(RunError, match=r"No state in .* is intact"):
         averaged(FedAvg(), WIMA(5), folder=tmp_path)
 
 

@@ -70,7 +70,7 @@ def test_a_lower_loss_can_decide():
 
 def test_better_needs_an_evaluation_and_its_metric():
     strategy = averaged(FedAvg(), WIMA(W), serve="better")
-    with pytest.raises(UsageError, match="give `start` an evaluate_fn"):
+    with pytest.raises(UsageError, match="pass `start` an evaluate_fn"):
         play(strategy, evaluate_fn=None)
     strategy = averaged(FedAvg(), WIMA(W), serve="better", metric="f1")
     with pytest.raises(UsageError, match=r"'f1'.* it gives loss, accuracy"):
@@ -104,7 +104,7 @@ def test_mistakes_are_told():
         averaged(FedAvg(), [])
     with pytest.raises(UsageError, match="needs the names of the last layer"):
         averaged(FedAvg(), WIMA(W, part="features"))
-    with pytest.raises(UsageError, match="no floating array 'head'"):
+    with pytest.raises(UsageError, match="no floating-point array 'head'"):
         feed(averaged(FedAvg(), WIMA(W, part="features"), classifier=["head"]), drawn(1))
     with pytest.raises(UsageError, match="is a share of all rounds"):
         feed(averaged(FedAvg(), SWA(start=0.75)), drawn(1))

@@ -211,6 +211,6 @@ def test_nodes_of_flower_import_nothing_that_a_server_names(own):
     from wima.flower.app.visit import _task
 
     text = make_settings({"algorithm": "things.py:MyProx"}).to_toml()
-    with pytest.raises(UsageError, match=r"nodes of Flower do not import"):
+    with pytest.raises(UsageError, match=r"Flower nodes do not import"):
         _task(text, "")
     assert "things" not in sys.modules

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
 if find_spec("flwr") is None:
     raise UsageError("wima.flower needs Flower, which is not installed: pip install 'wima[flower]'")
 
-# A node that only answers who it is need not wait for torch.
+# A node that only reports its client number need not wait for torch.
 __all__, __getattr__ = lazy_names(
     "wima.flower",
     {

@@ -15,21 +15,21 @@ HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def to_numpy(array: Array) -> NDArray:
-    """The array of Flower's one, see `from_bytes`."""
+    """A Flower array as a NumPy array; see `from_bytes`."""
     if array.stype != "numpy.ndarray":
         raise ValueError(f"expected an array in NumPy's format, got {array.stype!r:.60}")
     return from_bytes(array.data)
 
 
 def from_bytes(data: bytes) -> NDArray:
-    """The array that the bytes hold; `ValueError` if they do not hold what their header says.
+    """The array in the bytes; `ValueError` if they do not match their header.
 
-    NumPy reserves as much memory as a header asks for.  So all of it is checked before.
+    NumPy allocates as much memory as a header asks for, so everything is checked first.
     """
     file = BytesIO(data)
     try:
         shape, _, dtype = HEADERS[npy.read_magic(file)](file)
-    except Exception as error:  # the parser of headers raises many kinds
+    except Exception as error:  # the header parser raises many kinds of errors
         raise ValueError(f"the header of an array cannot be read: {error!r:.100}") from None
     if dtype.kind not in "biufc":
         raise ValueError(f"expected an array of numbers, got {dtype!s:.60}")

@@ -12,8 +12,8 @@ client_app = ClientApp()
 """The ClientApp of every algorithm: one client of the federation, on its own node.
 
 A node's configuration has `partition-id`, the number of its client; `data`, a file with the
-client's own examples instead of its part of the run's data set; `memory`, a folder in which
-what the client remembers outlives the run.
+client's own examples, used instead of its part of the run's data set; and `memory`, a folder in
+which the client's memory outlives the run.
 
 Examples:
     >>> from flwr.app import Message, RecordDict
@@ -31,7 +31,7 @@ def client_of(context: Context) -> int:
     number = context.node_config.get("partition-id")
     check(
         is_count(number, 0),
-        "The node's configuration must hold partition-id, the number of its client (0, 1, ...), "
+        "The node's configuration must contain partition-id, the number of its client (0, 1, ...), "
         f"got {number!r}; start it with --node-config 'partition-id=0'.",
     )
     assert isinstance(number, int)
@@ -40,14 +40,14 @@ def client_of(context: Context) -> int:
 
 @client_app.query()
 def who(message: Message, context: Context) -> Message:
-    """Which client is it?  Asked once of every node; answered without torch, at once."""
+    """Report which client this node is.  Each node is asked once; the reply needs no torch."""
     answer = ConfigRecord({"client": client_of(context)})
     return Message(RecordDict({"who": answer}), reply_to=message)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """A visit: solve the client's problem of this round."""
+    """Solve the client's local problem of this round."""
     from wima.flower.app.visit import visit
 
     return Message(visit(message.content, context, client_of(context)), reply_to=message)
@@ -55,7 +55,7 @@ def train(message: Message, context: Context) -> Message:
 
 @client_app.train("gradient")
 def gradient(message: Message, context: Context) -> Message:
-    """The client's full gradient at w, which MIME asks for before anybody trains."""
+    """The client's full gradient at w, which MIME needs before any client trains."""
     from wima.flower.app.visit import full_gradient
 
     return Message(full_gradient(message.content, context, client_of(context)), reply_to=message)

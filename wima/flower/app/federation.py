@@ -1,7 +1,7 @@
-"""Every algorithm of ours as one Flower strategy: a simulation whose clients are elsewhere.
+"""All our algorithms as one Flower strategy: a simulation whose clients run on Flower nodes.
 
-The round loop, the averagers, records, checkpoints and models are those of `wima run`; only the
-engine differs: it sends local problems to nodes and takes their updates.
+The round loop, averagers, records, checkpoints and models are those of `wima run`.  Only the engine
+differs: it sends local problems to nodes and receives their updates.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ GRADIENT = f"{MessageType.TRAIN}.gradient"
 
 
 class Current(NamedTuple):
-    """The round that is under way."""
+    """The current round."""
 
     state: RoundState
     server: State
     t: int
-    nodes: dict[int, int]  # client -> node, of those that take part
+    nodes: dict[int, int]  # client -> node, for the clients that take part
 
 
 class Federation(Strategy, Engine):
-    """Runs the settings over a grid, from where its folder `out` stands.
+    """Runs the settings over a grid, and resumes the run if its folder `out` exists.
 
-    For the simulation's round loop it is the engine: a round is `configure_train`, the nodes' work,
-    `aggregate_train`.
+    For the simulation's round loop, this is the engine: a round is `configure_train`, the nodes'
+    work, `aggregate_train`.
 
     Examples:
         >>> from wima.flower import Federation
@@ -70,7 +70,7 @@ class Federation(Strategy, Engine):
         'scaffold'
     """
 
-    name = "flower"  # of the engine, in the run's records
+    name = "flower"  # the engine's name in the run's records
 
     def __init__(
         self, settings: Settings, out: Path | None = None, options: Options | None = None
@@ -81,7 +81,7 @@ class Federation(Strategy, Engine):
         check_server_rule(complete, optimizer, settings.stack_server)
         self.settings = settings.model_copy(update={"checkpoint_every": 1})
         self.out, self.options = out or launch.default_path(settings), options or Options()
-        self.rejected = 0  # updates so far that made no sense
+        self.rejected = 0  # invalid updates so far
         self._algorithm = ServerSide(complete=complete)
         self._sends_extra, self._reads = sends_extra(complete), reads(complete)
         self._grid: Grid
@@ -90,7 +90,7 @@ class Federation(Strategy, Engine):
         self._now: Current
         self._after: RoundState
         self._gradient: Vector | None = None  # the mean of MIME's phase A
-        self._cut: set[int] = set()  # nodes that claimed more examples than agreed
+        self._cut: set[int] = set()  # nodes that claimed more examples than allowed
 
     def start(
         self,
@@ -102,12 +102,12 @@ class Federation(Strategy, Engine):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Any = None,
     ) -> Result:
-        """Run to the end; its folder has records, checkpoints and the final models."""
+        """Run to the end; the run folder has the records, checkpoints and final models."""
         given = (initial_arrays, num_rounds, train_config, evaluate_config, evaluate_fn)
         check(
             all(value is None for value in given),
-            "The settings say from which model, for how many rounds and how to train and evaluate; "
-            "give start() a grid and, if you like, a timeout.",
+            "The initial model, the rounds, training and evaluation are defined by the settings; "
+            "pass start() only a grid and, optionally, a timeout.",
         )
         self._grid = grid
         if timeout is not None:
@@ -120,19 +120,19 @@ class Federation(Strategy, Engine):
         return as_result(launch.launch(self.settings, self.out, **parts))
 
     def _check_same(self) -> None:
-        """A folder is not written to if its run is another one, or done."""
+        """Raise if the folder holds a different run, or a finished one."""
         run = read_run(self.out)
         here, there = (settings.in_results() for settings in (self.settings, run.settings))
         names = sorted({*here, *there})
         differ = [f"{n}: {there.get(n)!r} there" for n in names if here.get(n) != there.get(n)]
         if differ:
             raise UsageError(
-                f"{self.out} holds a run with other settings ({'; '.join(differ)}); give another "
-                "folder as out."
+                f"{self.out} contains a run with different settings ({'; '.join(differ)}); set out "
+                "to another folder."
             )
         check(
             run.status["state"] != "done",
-            f"The run in {self.out} is done; to repeat it, give another folder, for example "
+            f"The run in {self.out} is finished; to repeat it, use another folder, for example "
             "flwr run examples/flower --run-config 'out=\"runs/again\"'.",
         )
 
@@ -163,7 +163,7 @@ class Federation(Strategy, Engine):
         return self._after._replace(excluded=tuple(i for i in cohort if i not in counted))
 
     def _observe(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
-        """Phase A of MIME: the cohort's mean full gradient at w; who failed is out of the round."""
+        """Phase A of MIME: the cohort's mean full gradient at w, without clients that failed."""
         now, trained = self._now, len(self._trained())
         replies = self._ask(self._messages(GRADIENT, arrays, config, ()))
         updates = self._updates(replies, {"gradient": trained})
@@ -174,14 +174,14 @@ class Federation(Strategy, Engine):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """The messages that ask the round's clients to train from these arrays."""
+        """The messages that tell the round's clients to train from these arrays."""
         server = emptied(self._now.server, self._reads)
         return self._messages(MessageType.TRAIN, arrays, config, server)
 
     def _messages(
         self, kind: str, arrays: ArrayRecord, config: ConfigRecord, server: State
     ) -> list[Message]:
-        """The same for all of the round's nodes, but for what concerns each alone."""
+        """One message per node of the round; they differ only in client-specific values."""
         state, _, t, nodes = self._now
         server_arrays, text = pack(server)
         messages = []
@@ -195,7 +195,7 @@ class Federation(Strategy, Engine):
         return messages
 
     def _ask(self, messages: list[Message]) -> list[Message]:
-        """The nodes' answers; nodes that are lost are left out."""
+        """The nodes' replies, without those of lost nodes."""
         answers = self._roster.ask(messages)
         for i, node in self._now.nodes.items():
             if node in answers.lost:
@@ -206,7 +206,7 @@ class Federation(Strategy, Engine):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Step with the means of the updates that make sense; None if there is none."""
+        """Step with the means of the valid updates; returns None if there are none."""
         now, w = self._now, self._trained()
         sizes = {"delta": len(w)}
         sizes |= {"rest": len(now.state.w) - len(w)} if len(now.state.w) > len(w) else {}
@@ -219,13 +219,13 @@ class Federation(Strategy, Engine):
         return to_arrays({"w": self._after.w}), counts
 
     def _updates(self, replies: Iterable[Message], sizes: dict[str, int]) -> dict[int, Update]:
-        """Client -> update, of those that make sense, in the order of the cohort."""
+        """Client -> its valid update, in cohort order."""
         clients = {node: i for i, node in self._now.nodes.items()}
         good: dict[int, Update] = {}
         bad: dict[int, str] = {}
         for reply in replies:
             i = clients.get(reply.metadata.src_node_id)
-            if i is None:  # nobody was asked there
+            if i is None:  # this node was not asked
                 continue
             try:
                 good[i] = read_update(reply, sizes)
@@ -237,17 +237,17 @@ class Federation(Strategy, Engine):
         return {i: good[i] for i in self._now.nodes if i in good and i not in bad}
 
     def _reject(self, bad: dict[int, str]) -> None:
-        """Say which updates are left out and why; if that must not be, the run ends."""
+        """Log which updates are left out and why, or end the run if it is not robust."""
         for i, reason in sorted(bad.items()):
             self.rejected += 1
             t, node = self._now.t + 1, self._now.nodes[i]
-            reason = f"round {t}: the update of node {node} (client {i}) makes no sense: {reason}"
+            reason = f"round {t}: the update of node {node} (client {i}) is invalid: {reason}"
             if not self.options.robust:
                 raise RunError(reason)
             log.warning("%s; it is left out (rejected so far: %d).", reason, self.rejected)
 
     def _step(self, updates: dict[int, Update]) -> RoundState:
-        """The server's step, as every engine takes it."""
+        """The server step, the same as in every engine."""
         state, server, t, _ = self._now
         received = Updates(self.setup, state)
         for i, update in updates.items():
@@ -266,7 +266,7 @@ class Federation(Strategy, Engine):
         return self._now.state.w[: self.setup.trained]
 
     def _weight(self, i: int, update: Update) -> float:
-        """The examples of a client, but no more than agreed: it could claim any number."""
+        """The client's number of examples, capped because a client could claim any number."""
         if self.setup.weighting != "examples":
             return 1.0
         most = self.options.most_examples or self.setup.task.data.size(i)
@@ -274,8 +274,8 @@ class Federation(Strategy, Engine):
         if update.examples > most and node not in self._cut:
             self._cut.add(node)
             log.warning(
-                "Node %d (client %d) claims %d examples and counts with %d; if nodes bring their "
-                "own data, set most-examples.",
+                "Node %d (client %d) claims %d examples and is weighted with %d; if nodes use "
+                "their own data, set most-examples.",
                 *(node, i, update.examples, most),
             )
         return float(min(update.examples, most))
@@ -283,13 +283,13 @@ class Federation(Strategy, Engine):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """None: models are evaluated on the server, on the test examples of the settings."""
+        """No messages: models are evaluated on the server, on the settings' test examples."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """None: see `configure_evaluate`."""
+        """Nothing to aggregate; see `configure_evaluate`."""
         return None
 
     def summary(self) -> None:

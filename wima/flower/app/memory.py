@@ -1,8 +1,8 @@
 """What a client remembers between visits, on its own node.
 
-It is kept by visit: the memory after the visit that the server counted last, and after the newest
-one.  The server says which of the two it knows of.  So a client whose update was lost or rejected,
-or whose server restarted, goes on from the memory that fits the server's state.
+It is kept by visit: the memory after the last visit that the server counted, and after the newest
+one.  The server says which of the two it knows.  So a client whose update was lost or rejected, or
+whose server restarted, resumes from the memory that matches the server's state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARRAYS, ABOUT = "wima.memory", "wima.visits"
 
 
 class Kept(NamedTuple):
-    """Memory as it was written: the structure of each visit's, and their tensors by name."""
+    """Memory as it was written: the structure for each visit, and the tensors by name."""
 
     about: dict[str, Any]
     tensor: Callable[[str], Tensor]
@@ -40,17 +40,17 @@ class NodeMemory:
         self._store = None if folder is None else Segments(folder)
 
     def read(self, visit: int, fresh: State) -> State:
-        """The memory after the visit of that round; `fresh` if there was none (-1)."""
+        """The memory after the visit in that round; `fresh` if there was none (-1)."""
         if visit < 0 or fresh == ():
             return fresh
         for kept in (self._in_state(), self._in_file()):
             if kept is not None and str(visit) in kept.about:
                 return decode(kept.about[str(visit)], fresh, kept.tensor, {})
-        log.warning("The memory of the visit in round %d is lost; it starts anew.", visit + 1)
+        log.warning("The memory of the visit in round %d is lost; it is reinitialised.", visit + 1)
         return fresh
 
     def write(self, states: Mapping[int, State]) -> None:
-        """Keep the memory after these visits, and no other."""
+        """Keep only the memory after these visits."""
         tensors: dict[str, Tensor] = {}
         about = {
             str(visit): encode(state, str(visit), tensors, {})

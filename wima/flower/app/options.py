@@ -1,4 +1,4 @@
-"""How a run is computed over Flower's grid; what it computes is in the settings of the run."""
+"""How a run is executed over Flower's grid; what it computes is in its settings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from wima.runs.settings import Settings, load_settings
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """When to wait for nodes, and which of their updates to take.
+    """How long to wait for nodes, and which of their updates to accept.
 
-    start_nodes: connected nodes that the first round waits for; 0: one for every client.
+    start_nodes: connected nodes that the first round waits for; 0: one per client.
     min_nodes: connected nodes that every round waits for.
-    wait_seconds: how long it waits for them before the run fails.
-    round_seconds: how long a round waits for answers; who is later is left out of the round.
-    robust: leave out updates that make no sense, and say so; else such an update ends the run.
-    largest_norm: an update makes no sense if it is so many times longer than those of the others.
-    most_examples: a client that claims more examples counts with this many; 0: with as many as it
-    has in the data set of the settings.
+    wait_seconds: how long to wait for them before the run fails.
+    round_seconds: how long a round waits for replies; later ones are left out of the round.
+    robust: leave out invalid updates and log a warning; if false, an invalid update ends the run.
+    largest_norm: an update is invalid if its norm is more than this many times the median.
+    most_examples: the largest number of examples that a client counts with; 0: its number in the
+    data set of the settings.
 
     Examples:
         >>> from wima.flower import Options
@@ -52,7 +52,7 @@ class Options:
 
 
 class Order(NamedTuple):
-    """What `flwr run` asks for."""
+    """What `flwr run` requests."""
 
     settings: Settings
     out: Path | None  # the run folder
@@ -63,10 +63,10 @@ RUN_KEYS = ("settings", "overrides", "out")
 
 
 def read_order(config: Mapping[str, Any]) -> Order:
-    """An app's run config, `[tool.flwr.app.config]` of its pyproject.toml.
+    """Read an app's run config, `[tool.flwr.app.config]` of its pyproject.toml.
 
-    settings: a preset or the path of a .toml file; overrides: key=value texts with spaces between;
-    out: the run folder; and the options with dashes, as in min-nodes.
+    settings: a preset or the path of a .toml file; overrides: key=value pairs separated by spaces;
+    out: the run folder; and the options, spelt with dashes, as in min-nodes.
     """
     names = {field.name.replace("_", "-"): field.name for field in fields(Options)}
     for key in config:
@@ -74,7 +74,7 @@ def read_order(config: Mapping[str, Any]) -> Order:
             raise unknown("key of the run config", key, [*RUN_KEYS, *names])
     for key in RUN_KEYS:
         given = config.get(key, "")
-        check(isinstance(given, str), f"{key} in the run config must be a text, got {given!r}.")
+        check(isinstance(given, str), f"{key} in the run config must be a string, got {given!r}.")
     overrides = str(config.get("overrides", "")).split()
     settings = load_settings(str(config.get("settings") or "digits"), overrides)
     out = config.get("out")
@@ -83,10 +83,10 @@ def read_order(config: Mapping[str, Any]) -> Order:
 
 
 def check_known(settings: Settings) -> None:
-    """Nodes import no code that a server names, and a server names none."""
+    """Raise if the settings name code outside the package: nodes never import such code."""
     own = own_names(settings)
     check(
         not own,
-        f"{', '.join(own)} is code of your own, which nodes of Flower do not import; use "
-        "`wima run`, or add it to the package.",
+        f"{', '.join(own)}: Flower nodes do not import your own code; use `wima run`, or add it to "
+        "the package.",
     )

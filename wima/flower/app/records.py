@@ -1,4 +1,4 @@
-"""Vectors and states as Flower's records: arrays in NumPy's format, the rest as JSON; no pickle."""
+"""Vectors and states as Flower records: arrays in NumPy's format, the rest as JSON; no pickle."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def to_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
 
 
 def pack(state: State) -> tuple[ArrayRecord, str]:
-    """A state as its tensors and a JSON text."""
+    """A state as its tensors and a JSON string."""
     tensors: dict[str, Tensor] = {}
     structure = encode(state, "state", tensors, {})
     return to_arrays(tensors), json.dumps(structure)
 
 
 def unpack(arrays: ArrayRecord, text: str, like: State) -> State:
-    """The state of `pack`; `like` is a state of the same kind."""
+    """The state that `pack` packed; `like` is a state of the same type."""
     return decode(json.loads(text), like, to_tensors(arrays).__getitem__, {})
 
 

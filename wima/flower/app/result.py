@@ -1,4 +1,4 @@
-"""A finished run as Flower tells it."""
+"""A finished run as a Flower result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from wima.flower.app.records import to_arrays
 from wima.runs.folder import Run
 
 SERVED = "plain"
-METRIC = "accuracy"  # by which records compare clients; all tasks of settings have it
+METRIC = "accuracy"  # the metric of the records' per-client results; every task in settings has it
 
 
 def as_result(run: Run) -> Result:
-    """The metrics and `models` of the run, by name; `arrays` is the plain one, as `served` says.
+    """The metrics and `models` of the run, by name; `arrays` is the plain model, named in `served`.
 
-    `clients` is as that of an averaged strategy: by round, model and metric.
+    `clients` is the same as for an averaged strategy: by round, model and metric.
     """
     files = sorted((run.path / "models").glob("*.safetensors"))
     models = {file.stem: to_arrays(load_file(file)) for file in files}

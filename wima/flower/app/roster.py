@@ -1,4 +1,4 @@
-"""Who is there: the nodes of a grid, and the client that each of them is."""
+"""The connected nodes of a grid, and which client each of them is."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from wima.flower.app.records import entry
 from wima.storage.files import replace_text
 
 log = logging.getLogger(__name__)
-LONGEST_PAUSE = 0.5  # seconds between two looks for answers
-LOOK_FOR_NODES = 2.0  # seconds between two looks at who is there
-INTRODUCTION = 10.0  # seconds that a server's first round gives nodes to say who they are
+LONGEST_PAUSE = 0.5  # seconds between polls for replies
+LOOK_FOR_NODES = 2.0  # seconds between polls for connected nodes
+INTRODUCTION = 10.0  # seconds that nodes have in a server's first round to say who they are
 
 
 class Answers(NamedTuple):
-    """What came back: answers by node, and who did not answer, with the reason."""
+    """Replies by node, and the nodes that did not reply, with the reason."""
 
     replies: dict[int, Message]
     lost: dict[int, str]
 
 
 class Roster:
-    """Keeps track of nodes as they come and go, and talks to them.
+    """Keeps track of nodes as they connect and disconnect, and exchanges messages with them.
 
-    Of several nodes that say they are one client, the first to say so takes part, and a later one
-    only while the earlier ones are away.  file: where that order outlives the server.
+    If several nodes claim to be the same client, the first takes part; a later one takes part only
+    while the earlier ones are disconnected.  file: stores that order across server restarts.
     """
 
     def __init__(self, grid: Grid, clients: int, options: Options, file: Path) -> None:
@@ -43,20 +43,20 @@ class Roster:
         claims = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
         self._claims: dict[int, int] = dict(claims)  # node -> client, in the order of their claims
         self._client: dict[int, int] = {}  # node -> client
-        self._asked: dict[str, int] = {}  # question who it is -> node
-        self._late: dict[str, int] = {}  # question that a round gave up -> node
-        self._refused: set[int] = set()  # nodes that are no client of this run
+        self._asked: dict[str, int] = {}  # message that asks a node for its client -> node
+        self._late: dict[str, int] = {}  # message that timed out in its round -> node
+        self._refused: set[int] = set()  # nodes that are not a client of this run
         self._begun = False
 
     def cohort(self, seed: int, t: int, size: int) -> list[int]:
-        """The clients of round t, drawn from those connected; as simulated, if all of them are."""
+        """The clients of round t, drawn from those connected; if all are, as in a simulation."""
         self._wait(t)
         there = sorted(self.connected())
         drawn = rng("cohort", seed, t).choice(len(there), min(size, len(there)), replace=False)
         return sorted(there[k] for k in drawn.tolist())
 
     def connected(self) -> dict[int, int]:
-        """Client -> node, of those that can be asked to train."""
+        """Client -> node, for the clients that can train."""
         busy = {*self._late.values(), *self._asked.values()}
         first: dict[int, int] = {}
         for node, client in self._claims.items():
@@ -65,7 +65,7 @@ class Roster:
         return {client: node for client, node in first.items() if node not in busy}
 
     def ask(self, messages: list[Message]) -> Answers:
-        """Send messages; the answers that came in time.  Who leaves is not waited for."""
+        """Send messages and return the replies in time.  Nodes that leave are not waited for."""
         waiting = self._push(messages)
         replies: dict[int, Message] = {}
         lost: dict[int, str] = {}
@@ -87,12 +87,12 @@ class Roster:
 
         self._until(look, self._options.round_seconds, look_for_nodes)
         for node in waiting.values():
-            lost[node] = f"no answer in {self._options.round_seconds:g} s"
+            lost[node] = f"no reply within {self._options.round_seconds:g} s"
         self._late |= waiting
         return Answers(replies, lost)
 
     def _wait(self, t: int) -> None:
-        """Wait until enough nodes are there and have said who they are."""
+        """Wait until enough nodes are connected and have said which client they are."""
         if not self._begun:
             self._until(self._introduced, INTRODUCTION)
             self._begun = True
@@ -114,7 +114,7 @@ class Roster:
         return not self._asked
 
     def refresh(self) -> None:
-        """Look who is there, ask new nodes who they are, and hear those that were late."""
+        """Update the connected nodes, ask new ones which client they are, and drop late replies."""
         there = set(self._grid.get_node_ids())
         for known in (self._asked, self._late):
             for question, node in list(known.items()):
@@ -130,7 +130,7 @@ class Roster:
         for node, reply in self._pull(self._asked):
             self._introduce(node, reply)
         for node, _ in self._pull(self._late):
-            log.warning("Node %d answers again; its late update is not used.", node)
+            log.warning("Node %d replied after the time limit; its update is not used.", node)
 
     def _introduce(self, node: int, reply: Message) -> None:
         """Note which client a node says it is."""
@@ -143,7 +143,7 @@ class Roster:
             if not 0 <= client < self._clients:
                 raise ValueError(f"client {client} is not in 0 ... {self._clients - 1}")
         except (KeyError, TypeError, ValueError, AssertionError) as error:
-            log.warning("Node %d does not say which client it is: %s", node, error)
+            log.warning("Node %d did not say which client it is: %s", node, error)
             self._refused.add(node)
             return
         self._client[node] = client
@@ -154,20 +154,20 @@ class Roster:
         first = next(n for n, c in self._claims.items() if c == client)
         if first != node:
             log.warning(
-                "Node %d says that it is client %d, as node %d did before; it takes part only "
-                "while that one is away.",
+                "Node %d claims to be client %d, as node %d did before; it takes part only while "
+                "that node is disconnected.",
                 *(node, client, first),
             )
 
     def _push(self, messages: list[Message]) -> dict[str, int]:
-        """Send messages; id -> node, of those that were sent."""
+        """Send messages; returns id -> node for those that were sent."""
         ids = [number for number in self._grid.push_messages(messages) if number]
         # Flower's grids write the id into the message; they skip messages that cannot be sent.
         nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
         return {number: nodes[number] for number in ids}
 
     def _pull(self, waiting: dict[str, int]) -> Iterable[tuple[int, Message]]:
-        """The answers that are there, by node; they are taken off the questions."""
+        """The replies that have arrived, with their nodes; removes them from `waiting`."""
         if not waiting:
             return []
         replies = list(self._grid.pull_messages(list(waiting)))
@@ -177,7 +177,7 @@ class Roster:
     def _until(
         self, fact: Callable[[], bool], seconds: float, beside: Callable[[], None] | None = None
     ) -> bool:
-        """Look again and again until the fact holds; whether it did in time."""
+        """Poll until `fact` holds; returns whether it did in time."""
         end, pause = time.monotonic() + seconds, 0.005
         seen = time.monotonic()
         while not fact():

@@ -17,10 +17,10 @@ from wima.runs.folder import Run, check_free, read_run
 from wima.runs.settings import Settings
 
 server_app = ServerApp()
-"""The ServerApp that runs every algorithm of ours.
+"""The ServerApp that runs all our algorithms.
 
-Its run config has `settings`, a preset or a file; `overrides`, other settings; `out`, the run
-folder; and the fields of `Options` with dashes, as in `min-nodes`.
+Its run config has `settings`, a preset or a file; `overrides`, changes to these settings; `out`,
+the run folder; and the fields of `Options`, spelt with dashes, as in `min-nodes`.
 
 Examples:
     >>> from wima.flower import client_app, run_flower, server_app
@@ -33,7 +33,7 @@ Examples:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config asks for, or resume it."""
+    """Start or resume the run that the run config describes."""
     settings, out, options = read_order(context.run_config)
     federation = Federation(settings, out, options)
     for line in as_text(federation.start(grid), federation.out.resolve()):
@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def simulate_on_flower(settings: Settings, out: Path, options: Options) -> Run:
     """Run on Flower's simulation engine, one virtual node per client."""
-    # Flower's engine for one machine has no other entrance from Python; only it needs Ray.
+    # The only Python entry point to Flower's engine for one machine; nothing else needs Ray.
     from flwr.simulation import run_simulation
 
     check_free(out)

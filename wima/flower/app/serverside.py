@@ -1,4 +1,4 @@
-"""The server's half of an algorithm whose clients are elsewhere."""
+"""The server's half of an algorithm whose clients run on other nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from wima.core.vector import Vector
 
 
 class Counted(NamedTuple):
-    """All that the server remembers of a client."""
+    """All that the server remembers about a client."""
 
-    t: int  # the round of its last visit that counted; -1: none did
+    t: int  # the round of the last visit that counted; -1: none yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ServerSide(Algorithm):
     def observe(self, gradient: Vector, server: State) -> State:
         return self.complete.observe(gradient, server)
 
-    # Clients do the next two elsewhere; here they are only tried, to find out what is sent.
+    # Nodes run the next two hooks; here they are only tried, to learn what clients send.
 
     def local(self, w: Vector, server: State, client: Counted) -> Local:
         return self.complete.local(w, server, self.complete.client_init(w))

@@ -1,4 +1,4 @@
-"""Which updates make sense: the check that stands between nodes and the global model."""
+"""Checks updates from nodes before they reach the global model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wima.flower.app.records import to_tensors
 
 
 class Update(NamedTuple):
-    """What a client sends: vectors by name, and the number of its examples."""
+    """What a client sends: vectors by name, and its number of examples."""
 
     vectors: dict[str, Vector]
     examples: int
@@ -26,7 +26,7 @@ class Rejected(ValueError):  # noqa: N818  (it is a finding)
 
 
 def read_update(reply: Message, sizes: Mapping[str, int]) -> Update:
-    """The update in an answer, if it has finite vectors of these names and lengths."""
+    """The update in a reply; raises `Rejected` unless its vectors are finite and match `sizes`."""
     arrays, visit = (reply.content.get(name) for name in ("update", "visit"))
     if not isinstance(arrays, ArrayRecord) or not isinstance(visit, MetricRecord):
         raise Rejected(f"expected records update and visit, got {', '.join(reply.content)}")
@@ -55,12 +55,12 @@ def _check_vector(name: str, vector: Vector, size: int) -> None:
 
 
 def too_long(updates: Mapping[int, Update], model: float, largest: float) -> dict[int, str]:
-    """Who sent a vector that is too long, with the reason.
+    """Clients that sent a vector whose norm is too large, with the reason.
 
-    A vector is too long if its norm exceeds `largest` times the median norm of the others' vectors
-    of that name, and that of the model itself (or 1, if the model is shorter).  With fewer than two
-    others there is no median to trust: then `largest` times the norm of the model is the limit.
-    Hence neither one huge update nor one tiny update can turn away an honest client.
+    A norm is too large if it exceeds both `largest` times the median norm of the other clients'
+    vectors of that name and the norm of the model itself (or 1, if that is larger).  With fewer
+    than two other clients, a median means little, and the limit is `largest` times the norm of the
+    model.  So a single huge or tiny update cannot get an honest client rejected.
     """
     found: dict[int, str] = {}
     model = max(1.0, model)

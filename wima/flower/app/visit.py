@@ -26,14 +26,14 @@ from wima.task.task import Task
 
 
 class OwnData(FederatedData):
-    """The examples of one client, whatever its number in the federation."""
+    """The examples of one client, whatever its client number."""
 
     def _rows(self, i: int) -> slice:
         return super()._rows(0)
 
 
 class Call(NamedTuple):
-    """What the server asks, with all that is needed to answer."""
+    """A request from the server, with everything needed to answer it."""
 
     client: int
     settings: Settings
@@ -51,7 +51,7 @@ class Call(NamedTuple):
 
 
 def visit(content: RecordDict, context: Context, client: int) -> RecordDict:
-    """Solve the client's problem; the delta goes to the server, the memory stays."""
+    """Solve the client's problem; the delta goes to the server, the memory stays here."""
     call = _read(content, context, client)
     algorithm, trained = call.algorithm, call.w[: call.solver.task.trained]
     arrays, about = content["server"], content["round"]
@@ -107,7 +107,7 @@ def _read(content: RecordDict, context: Context, client: int) -> Call:
 
 @lru_cache(maxsize=2)
 def _task(text: str, data: str) -> tuple[Settings, Task]:
-    """The task of the settings; read once, however many clients a process runs."""
+    """The task of the settings; built once, however many clients a process runs."""
     settings = make_settings(tomllib.loads(text))
     check_known(settings)
     if data:
@@ -120,14 +120,14 @@ def _part(task: Task, client: int) -> tuple[Array, Array]:
     clients = task.data.num_clients
     check(
         client < clients,
-        f"The data set has clients 0 ... {clients - 1}, but this node is client {client}; give it "
-        "another partition-id.",
+        f"The data set has clients 0 ... {clients - 1}, but this node is client {client}; start it "
+        "with another partition-id.",
     )
     return task.data.client(client)
 
 
 def _folder(context: Context, call: Call) -> Path | None:
-    """Where the client's memory outlives the run, if it shall."""
+    """The folder in which the client's memory outlives the run; None if there is none."""
     root = context.node_config.get("memory")
     if not root:
         return None

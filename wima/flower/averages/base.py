@@ -1,4 +1,4 @@
-"""What an averaged strategy carries, whichever of Flower's two strategy interfaces it has."""
+"""The averages of a strategy, for both of Flower's strategy interfaces."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class AveragingOptions(TypedDict, total=False):
 
     evaluate_clients_with: Literal["average", "plain"]  # which model clients evaluate
     serve: Serve  # which model is the run's result, see `Serving`
-    patience: int  # evaluations in a row that change the served model, if serve is "better"
-    metric: str  # the server's metric that decides then
-    lower_is_better: bool  # of this metric
-    rounds: int | None  # of the run, for SWA; `start` knows it
+    patience: int  # if serve is "better": evaluations in a row that change the served model
+    metric: str  # if serve is "better": the server's metric that decides
+    lower_is_better: bool  # whether lower values of this metric are better
+    rounds: int | None  # of the run, for SWA; `start` sets it
     classifier: Sequence[str]  # names of the last layer's arrays, for averages of a part
-    folder: str | Path | None  # the averages' state is saved there and resumed from it
+    folder: str | Path | None  # where the averages' state is saved and resumed from
     save_every: int  # rounds
     window_store: Literal["memory", "files"]  # past models; "files" needs a folder
     store_dtype: Literal["float32", "bfloat16"]  # of past models
@@ -100,11 +100,11 @@ class Averaging(Generic[Packed]):
             if self.serving.serve == "better":
                 judged = resumed.extra
                 self.serving.average, self.serving.streak = judged["average"], judged["streak"]
-            log.info("Averages go on after %s models, from %s.", self._models.seen, store.folder)
+            log.info("Averages resumed after %s models, from %s.", self._models.seen, store.folder)
 
     @property
     def seen(self) -> int:
-        """How many global models were averaged so far, over restarts of the server."""
+        """How many global models have been averaged so far, across server restarts."""
         return self._models.seen
 
     @property
@@ -113,7 +113,7 @@ class Averaging(Generic[Packed]):
         return list(self._models.averagers)
 
     def begin(self, packed: Packed, rounds: int | None = None) -> None:
-        """The model before the first round, and how many rounds there will be."""
+        """Set the model before the first round, and the number of rounds."""
         if self._models.rounds is None:
             self._models.rounds = rounds
         if not self._models.begun:
@@ -122,21 +122,21 @@ class Averaging(Generic[Packed]):
             self._memory.begin(self._unpack(packed), self._models.newest)
 
     def send(self, packed: Packed) -> None:
-        """The model that clients train from in the round that begins."""
+        """Start a round with the model that clients train from."""
         self.begin(packed)
         if self._steps is not None:
             self._steps.send(packed, self._models)
 
     def listen(self, replies: Iterable[Reply], read: Read[Reply, Packed]) -> Iterable[Reply]:
-        """The replies of the round as they came; nothing is read unless an averager asks for it."""
+        """The round's replies, unchanged; they are read only if an averager needs their mean."""
         return replies if self._steps is None else self._steps.listen(replies, read)
 
     def round(self, t: int) -> int:
-        """The number of Flower's round t over all servers."""
+        """The number of Flower's round t, counted across server restarts."""
         return self._memory.round(t)
 
     def add(self, t: int, packed: Packed) -> None:
-        """Take in the global model of round t."""
+        """Add the global model of round t."""
         try:
             arrays = self._unpack(packed)
         except ValueError as error:
@@ -155,7 +155,7 @@ class Averaging(Generic[Packed]):
             state.save(self._models, self._store, extra, tensors)
 
     def close(self) -> None:
-        """Let another server use the folder, as the end of this one does."""
+        """Release the folder for another server; this also happens when the process exits."""
         if self._store is not None:
             self._unlock()
 
@@ -169,17 +169,17 @@ class Averaging(Generic[Packed]):
 
     @property
     def windows(self) -> dict[str, int]:
-        """Of how many models an average is, by its name, where that does not say it."""
+        """Average -> its number of models, for averages whose name does not state it."""
         return self._models.watch.used() if self._models.watch else {}
 
     @property
     def served(self) -> str:
-        """The name of the model to serve now."""
+        """The name of the model that is currently served."""
         return self.names[0] if self.serving.average and self.seen else "plain"
 
     @property
     def evaluated(self) -> str:
-        """The name of the model that clients evaluate now."""
+        """The name of the model that clients currently evaluate."""
         return self.names[0] if self._evaluated == "average" and self.seen else "plain"
 
     def for_clients(self, plain: Packed) -> Packed:
@@ -187,7 +187,7 @@ class Averaging(Generic[Packed]):
         return plain if self.evaluated == "plain" else self.model(self.evaluated)
 
     def answered(self, t: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Take in the metrics that clients returned in Flower's round t, of what they evaluated."""
+        """Summarise the metrics that clients returned in Flower's round t."""
         found = summaries(t, answers, self.serving.prefers_less)
         if found:
             self.clients[t] = {self.evaluated: found}
@@ -197,8 +197,8 @@ class Averaging(Generic[Packed]):
     ) -> dict[str, Any]:
         """The metrics of the averages as "name/metric", given those of the plain model.
 
-        Among them are the `windows`, as "name/window".
-        Draws no random numbers from those that the rest of the run will draw.
+        They include the `windows`, as "name/window".
+        The global random generators are left as they were.
         """
         if not self.seen:
             return {}
@@ -212,7 +212,7 @@ class Averaging(Generic[Packed]):
 def _steps(
     strategy: Any, averagers: Mapping[str, Averager], interface: Interface[Packed]
 ) -> Steps[Packed] | None:
-    """What forms the clients' mean steps; None if no averager asks for them."""
+    """Computes the clients' mean steps; None if no averager needs them."""
     if not any(averager.judges for averager in averagers.values()):
         return None
     private = interface.privacy.covers(strategy)
@@ -246,15 +246,15 @@ def _ring(options: AveragingOptions, store: Segments | None) -> dict[str, Any]:
 
 
 def subclassed(strategy: Any, mixin: type, averaging: Averaging[Any]) -> None:
-    """Make the instance one of a subclass of its own class, with the mixin's methods first.
+    """Change the instance's class to a subclass of it that has the mixin's methods first.
 
-    The instance stays the same object: its fields, whoever holds it, `isinstance` and methods that
-    the class defines, such as a `start` of its own, are as they were.
+    The instance stays the same object: its fields, references to it, `isinstance` and methods that
+    its class defines, such as its own `start`, are unchanged.
     """
     own = type(strategy)
     check(
         not issubclass(own, mixin),
-        "The strategy is averaged already; give several averagers in one list.",
+        "The strategy is already averaged; pass several averagers as one list.",
     )
     body = {"__module__": own.__module__, "__doc__": own.__doc__}
     strategy.__class__ = type(f"Averaged{own.__name__}", (mixin, own), body)

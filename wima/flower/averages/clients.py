@@ -1,4 +1,4 @@
-"""What each client gets: how the metrics that clients return are distributed over them."""
+"""The distribution over clients of the metrics that they return."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from wima.flower.averages.models import log
 def summaries(
     t: int, answers: Sequence[Mapping[str, Any]], lower_is_better: Callable[[str], bool]
 ) -> dict[str, dict[str, Any]]:
-    """Metric -> the `summary` of its finite numbers, of the clients' metrics in round t.
+    """Metric -> the `summary` of its finite values over the clients of round t.
 
-    Nothing here raises because of what clients sent: what is no number is left out.
+    Never raises because of what clients sent: values that are not numbers are left out.
     """
     found = {}
     for name in dict.fromkeys(n for answer in answers for n, v in answer.items() if _counts(v)):
@@ -34,5 +34,5 @@ def summaries(
 
 
 def _counts(value: Any) -> bool:
-    """Whether it is a number, be it NaN; lists, texts and switches are none."""
+    """Whether the value is a number, including NaN; lists, strings and booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,6 +1,6 @@
 """The average on Flower's older strategies, `flwr.server.strategy`.
 
-Secure aggregation (SecAgg+) works with these only.
+Secure aggregation (SecAgg+) works only with these.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-# The older interface lives in flwr.server and flwr.common; it has no other home.
+# The older interface exists only in flwr.server and flwr.common.
 from flwr.common import (
     EvaluateIns,
     EvaluateRes,
@@ -39,11 +39,12 @@ PRIVACY = Privacy.of(strategies, "aggregate_fit")
 def averaged_legacy(
     strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[base.AveragingOptions]
 ) -> S:
-    """The strategy, with averages of its global models beside them; see `averaged`.
+    """Add averages of its global models to a strategy; see `averaged`.
 
-    Arrays have no names here: they are called "0", "1", ... in their order.  `evaluate` reports
-    both models, the average's metrics as "wima100/loss" and so on.  `strategy.averaging.models()`
-    are the models, and `strategy.averaging.served` is the name of the one to serve.
+    Arrays have no names here: they are called "0", "1", ... in order.  `evaluate` reports both
+    models; the metrics of the average are named "wima100/loss" and so on.
+    `strategy.averaging.models()` returns the models, and `strategy.averaging.served` is the name of
+    the one to serve.
 
     Examples:
         >>> from flwr.common import ndarrays_to_parameters
@@ -59,7 +60,7 @@ def averaged_legacy(
     check(
         isinstance(strategy, Strategy),
         f"averaged_legacy() takes an instance of flwr.server.strategy.Strategy, got "
-        f"{strategy!r:.80}; for one of flwr.serverapp.strategy.Strategy use averaged().",
+        f"{strategy!r:.80}; for flwr.serverapp.strategy.Strategy, use averaged().",
     )
     interface = base.Interface(_pack, _unpack, PRIVACY)
     averaging = base.Averaging(strategy, averagers, interface, options)
@@ -76,11 +77,11 @@ def _unpack(parameters: Parameters) -> Arrays:
 
 
 def _returned(result: tuple[ClientProxy, FitRes]) -> tuple[Parameters, float]:
-    """A client's model and its weight.  With SecAgg+, all have the model that they add up to."""
+    """A client's model and its weight.  With SecAgg+, every client returns the aggregate."""
     return result[1].parameters, result[1].num_examples
 
 
-# The instance's own class comes between in the order of methods; FedAvg stands for it.
+# In the method resolution order, the instance's own class comes next; FedAvg stands in for it.
 if TYPE_CHECKING:
     from flwr.server.strategy import FedAvg as _Next
 else:
@@ -88,7 +89,7 @@ else:
 
 
 class _Averaged(_Next):
-    """What `averaged_legacy` puts before the methods of a strategy's own class."""
+    """The methods that `averaged_legacy` puts before those of a strategy's own class."""
 
     averaging: base.Averaging[Parameters]
 

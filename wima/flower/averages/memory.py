@@ -1,7 +1,7 @@
-"""What a strategy itself remembers from round to round, such as its momentum; Flower saves none.
+"""A strategy's own state between rounds, such as its momentum, which Flower does not save.
 
-That is every attribute whose value changed since the strategy was averaged.  Hyper-parameters do
-not change: a restarted server has those that it is given.
+That is every attribute whose value has changed since `averaged` was called.  Hyper-parameters do
+not change: a restarted server uses those that it is given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wima.storage.states import Json, decode, encode
 
 
 class Kind(NamedTuple):
-    """A type of values that can be saved: how to take one apart, and to put it together again."""
+    """A type of value that can be saved: how to split it into parts and join them again."""
 
     name: str
     split: Callable[[Any], tuple[Any, ...]]
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 def _split_array(array: NDArray) -> tuple[Any, ...]:
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"an array of {array.dtype} cannot be saved")
+        raise TypeError(f"an array of dtype {array.dtype} cannot be saved")
     return array.dtype.str, array.shape, array.tobytes()
 
 
@@ -66,14 +66,14 @@ BY_NAME = {kind.name: kind for kind in KINDS.values()}
 
 
 class StrategyMemory:
-    """The attributes of a strategy that change, those of a strategy that it wraps, and its round.
+    """The changing attributes of a strategy and of those that it wraps, and its round.
 
-    A restarted server decodes them at once and restores them in `begin`: Flower's older strategies
-    give away and reset some attributes before the first round.
+    A restarted server decodes them at once but restores them in `begin`, because Flower's older
+    strategies return and reset some attributes before the first round.
     """
 
     def __init__(self, strategy: Any) -> None:
-        self._strategy = weakref.ref(strategy)  # which holds this
+        self._strategy = weakref.ref(strategy)  # weak, because the strategy holds this object
         self._name = _name(strategy)
         self._before = {path: _digest(tree) for path, tree in _trees(strategy)[0].items()}
         self.done = 0  # the last round that was averaged
@@ -81,7 +81,7 @@ class StrategyMemory:
         self.waiting: dict[str, Any] | None = None  # values to restore, by attribute
 
     def encode(self, tensors: dict[str, Tensor]) -> Json:
-        """What changed, as JSON; its tensors go into the dict."""
+        """What changed, as JSON; its tensors are added to the dict."""
         trees, lost = _trees(self._strategy())
         changed = {
             path: encode(tree, f"strategy {path}", tensors, {})
@@ -91,25 +91,29 @@ class StrategyMemory:
         return {"name": self._name, "round": self.done, "changed": changed, "lost": lost}
 
     def decode(self, saved: Json, tensor: Callable[[str], Tensor]) -> None:
-        """Read what `encode` wrote; says what is not there."""
+        """Read what `encode` wrote; warns about what was not saved."""
         if saved["name"] != self._name:
-            log.warning("The saved strategy is %s: %s begins anew.", saved["name"], self._name)
+            log.warning(
+                "The saved strategy is %s: %s starts without its state.", saved["name"], self._name
+            )
             return
         for path in saved["lost"]:
-            log.warning("%s of %s cannot be saved: it begins anew.", path, self._name)
+            log.warning(
+                "%s of %s could not be saved: it starts from its initial value.", path, self._name
+            )
         trees = {path: decode(json, None, tensor, {}) for path, json in saved["changed"].items()}
         self.waiting = {path: _value(tree) for path, tree in trees.items()}
         self.done = saved["round"]
 
     def begin(self, start: Arrays, newest: Arrays) -> None:
-        """Restore what was read, if the run starts from the newest model there was."""
+        """Restore what was read, if the run starts from the newest saved model."""
         values, self.waiting = self.waiting or {}, None
         same = start.keys() == newest.keys()
         if not same or any(not np.array_equal(start[name], newest[name]) for name in newest):
             self.done = 0
             log.warning(
                 "The run does not start from the newest model, averaging.models()['plain']: "
-                "%s begins anew.",
+                "%s starts without its saved state.",
                 self._name,
             )
             return
@@ -121,14 +125,14 @@ class StrategyMemory:
             setattr(owner, name, value)
 
     def round(self, t: int) -> int:
-        """The number of round t over all servers; Flower counts from 1 again after a restart."""
+        """The number of round t across restarts, after which Flower counts from 1 again."""
         if self._offset is None:
             self._offset = self.done if t <= self.done else 0
         return t + self._offset
 
 
 def _inside(strategy: Any) -> Any:
-    """The strategy that this one wraps, as Flower's wrappers hold it; None if there is none."""
+    """The strategy that this one wraps, as Flower's wrappers do; None if there is none."""
     inside = getattr(strategy, "strategy", None)
     return inside if hasattr(inside, "__dict__") else None
 
@@ -139,7 +143,7 @@ def _name(strategy: Any) -> str:
 
 
 def _trees(strategy: Any) -> tuple[dict[str, Any], list[str]]:
-    """The attributes that can be saved, by their path from here, and the paths of the others."""
+    """The attributes that can be saved, by path, and the paths of the others."""
     found, lost, inside = {}, [], _inside(strategy)
     for name, value in vars(strategy).items():
         code = inspect.isroutine(value) or isinstance(value, type | ModuleType | partial)
@@ -157,7 +161,7 @@ def _trees(strategy: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _tree(value: Any) -> Any:
-    """The value as `wima.storage.states` saves it; an error if that cannot be."""
+    """The value in the form that `wima.storage.states` saves; raises if there is none."""
     kind = KINDS.get(np.generic if isinstance(value, np.generic) else type(value))
     if kind is not None:
         return (kind.name, *map(_tree, kind.split(value)))
@@ -169,7 +173,7 @@ def _tree(value: Any) -> Any:
 
 
 def _value(tree: Any) -> Any:
-    """The value of `_tree`."""
+    """The value that `_tree` converted."""
     if not isinstance(tree, tuple):
         return tree
     name, *parts = tree

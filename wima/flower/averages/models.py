@@ -1,7 +1,7 @@
 """The global models of a Flower run, plain and averaged, as named arrays.
 
-Flower hands models around as named arrays; averagers work on one vector.  Floating arrays are laid
-out in a vector of float32, or float64 if one of them is; integer arrays take the newest value.
+Flower represents models as named arrays; averagers work on one vector.  Floating-point arrays are
+laid out in a float32 vector, or float64 if one of them is; integer arrays keep their newest value.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from wima.core.vector import Layout, Vector
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 STATISTICS = ("running_mean", "running_var")  # of BatchNorm
-log = logging.getLogger("flwr")  # where Flower's own lines go
+log = logging.getLogger("flwr")  # the logger that Flower itself uses
 
 
 class Models:
-    """Takes in the global model of every round; gives out the newest one and its averages."""
+    """Collects the global model of every round; returns the newest one and the averages."""
 
     def __init__(
         self,
@@ -53,25 +53,25 @@ class Models:
 
     @property
     def seen(self) -> int:
-        """How many models were taken in."""
+        """How many models have been added."""
         return self.watch.ring.count if self.watch else 0
 
     @property
     def begun(self) -> bool:
-        """Whether a model was seen, be it the initial one."""
+        """Whether any model has been seen, including the initial one."""
         return bool(self._shapes)
 
     def begin(self, arrays: Arrays) -> None:
-        """Take in the model before the first round.
+        """Set the model before the first round.
 
-        It says which arrays are integers, since Flower's means of integers are floating; and
-        EMA(begin="initial") starts there.
+        It shows which arrays are integers, since Flower's means of integers are floating-point, and
+        EMA(begin="initial") starts from it.
         """
         self._initial = {name: array.copy() for name, array in arrays.items()}
         self._shapes = shapes_of(arrays)
 
     def has_shapes_of(self, arrays: Arrays) -> bool:
-        """Whether these are arrays of the names and shapes that models have."""
+        """Whether these arrays have the names and shapes of the models."""
         return shapes_of(arrays) == self._shapes
 
     @property
@@ -82,9 +82,9 @@ class Models:
         return [name for name, array in self._initial.items() if _is_averaged(name, array)]
 
     def add(self, t: int, arrays: Arrays, fresh: Vector | None = None) -> bool:
-        """Take in the model of round t; whether it could be used.
+        """Add the model of round t; returns whether it could be used.
 
-        fresh: the clients' mean step of that round, over the arrays that are averaged.
+        fresh: the clients' mean step of that round, for the arrays that are averaged.
         """
         if self.begun:
             check_same_arrays(t, self._shapes, shapes_of(arrays))
@@ -101,9 +101,9 @@ class Models:
         return True
 
     def _trained(self, step: Vector) -> Vector | None:
-        """The step in the models' dtype, with zeros where no gradient made it; None if too large.
+        """The step in the models' dtype, without running statistics; None if it is too large.
 
-        Those are running statistics, which are recognised by torch's names.
+        Running statistics have no gradient, so their entries are 0.  Torch's names identify them.
         """
         assert self.layout is not None
         step = step.to(self.dtype)
@@ -113,12 +113,12 @@ class Models:
         return step if bool(torch.isfinite(step).all()) else None
 
     def lay_out(self, averaged: Sequence[str], like: Arrays, initial: Arrays | None = None) -> None:
-        """Fix which arrays are averaged, where they lie in the vector, and its dtype."""
-        check(bool(averaged), "The model has no floating array: there is nothing to average.")
+        """Fix which arrays are averaged, their places in the vector, and its dtype."""
+        check(bool(averaged), "The model has no floating-point array: there is nothing to average.")
         missing = [name for name in self.classifier if name not in averaged]
         if missing:
             raise UsageError(
-                f"classifier: there is no floating array {missing[0]!r}; "
+                f"classifier: there is no floating-point array {missing[0]!r}; "
                 f"the model has {', '.join(averaged)}."
             )
         self.layout = _layout({name: like[name].shape for name in averaged}, self.classifier)
@@ -134,8 +134,8 @@ class Models:
             return averager.for_run(self.rounds)
         if isinstance(averager, SWA) and 0 < averager.start < 1:
             raise UsageError(
-                f"SWA.start = {averager.start} is a share of all rounds, whose number is not "
-                "known: averaged(..., rounds=100), or give SWA the number of a round."
+                f"SWA.start = {averager.start} is a fraction of all rounds, whose number is not "
+                "known: use averaged(..., rounds=100), or give SWA the number of a round."
             )
         return averager
 
@@ -156,16 +156,16 @@ def check_same_arrays(
     """Raise `RunError` unless both models have the same names and shapes."""
     gone, fresh = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
     if gone or fresh:
-        change = [f"{name!r} is gone" for name in gone] + [f"{name!r} is new" for name in fresh]
+        change = [f"{name!r} is missing" for name in gone] + [f"{name!r} is new" for name in fresh]
         raise RunError(
-            f"Round {t}: the model has other arrays than before ({', '.join(change)}); "
-            "models can only be averaged if all have the same."
+            f"Round {t}: the arrays of the model have changed ({', '.join(change)}); "
+            "models can only be averaged if all have the same arrays."
         )
     for name, shape in expected.items():
         if tuple(shape) != tuple(got[name]):
             raise RunError(
-                f"Round {t}: array {name!r} has shape {tuple(got[name])}, before it had "
-                f"{tuple(shape)}; models can only be averaged if all have the same."
+                f"Round {t}: array {name!r} has shape {tuple(got[name])}, before it was "
+                f"{tuple(shape)}; models can only be averaged if all have the same shapes."
             )
 
 
@@ -175,7 +175,7 @@ def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
 
 
 def _is_averaged(name: str, array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array is averaged; if not, it takes the newest value."""
+    """Whether an array is averaged; if not, it keeps its newest value."""
     if array.dtype.kind in "iub":
         return False
     check(
@@ -196,7 +196,7 @@ def _layout(shapes: Mapping[str, tuple[int, ...]], classifier: tuple[str, ...]) 
 def flatten(
     arrays: Arrays, names: Iterable[str], dtype: torch.dtype, out: Vector | None = None
 ) -> Vector:
-    """The named arrays, one after the other; in the memory of `out`, if it is given."""
+    """The named arrays, concatenated; written to `out` if it is given."""
     parts = [arrays[name].ravel() for name in names]
     w = torch.empty(sum(map(len, parts)), dtype=dtype) if out is None else out
     np.concatenate(parts, out=w.numpy(), casting="unsafe")

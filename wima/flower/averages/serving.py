@@ -1,4 +1,4 @@
-"""Which model is served: the plain one, its average, or the one that leads."""
+"""Which model is served: the plain one, its average, or the better one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Serve = Literal["plain", "average", "better"]
 
 @dataclass
 class Serving:
-    """serve: "plain" keeps the average in the shadow, "average" serves it from the first round on.
+    """serve: "plain" serves the plain model, "average" the average from the first round on.
 
-    "better" begins with the plain model, and changes to the other one when that has led in
-    `patience` evaluations in a row.  A tie goes to the model that is served.
+    "better" starts with the plain model, and switches to the other model once that has been better
+    in `patience` evaluations in a row.  A tie counts for the model that is served.
     """
 
     serve: Serve = "plain"
     patience: int = 5
     metric: str = "accuracy"
     lower_is_better: bool = False
-    average: bool = False  # whether the average is served now
-    streak: int = 0  # evaluations in a row in which the other model led
+    average: bool = False  # whether the average is currently served
+    streak: int = 0  # evaluations in a row in which the other model was better
 
     def __post_init__(self) -> None:
         check_one_of("serve", self.serve, ("plain", "average", "better"))
@@ -34,11 +34,11 @@ class Serving:
         self.average = self.serve == "average"
 
     def prefers_less(self, metric: str) -> bool:
-        """Whether a metric is the better the lower it is, as losses are."""
+        """Whether lower values of a metric are better, as for losses."""
         return metric.lower().endswith("loss") or (self.lower_is_better and metric == self.metric)
 
     def judge(self, plain: Mapping[str, Any], average: Mapping[str, Any]) -> None:
-        """Take in an evaluation of both models."""
+        """Update the choice with an evaluation of both models."""
         if self.serve != "better":
             return
         lead = self._value(average) - self._value(plain)
@@ -54,7 +54,7 @@ class Serving:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(
                 f"serve='better' compares {self.metric!r}, which must be a number among the "
-                f"metrics of the server's evaluation; it gives {', '.join(metrics) or 'nothing'}. "
-                "Name another one: averaged(..., metric='loss', lower_is_better=True)."
+                f"metrics of the server's evaluation; got {', '.join(metrics) or 'none'}. "
+                "Choose another metric: averaged(..., metric='loss', lower_is_better=True)."
             )
         return float(value)

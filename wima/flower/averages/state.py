@@ -1,7 +1,7 @@
-"""The averages of a Flower server in files, so that a restarted server goes on with its window.
+"""The averages of a Flower server in files, so that a restarted server resumes its window.
 
-The files are those of a run's checkpoints: a manifest in JSON and immutable segments in
-safetensors, with checksums; the two newest states are kept.
+The format is that of a run's checkpoints: a JSON manifest and immutable safetensors segments, with
+checksums; the two newest states are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wima.storage.segments import Segments
 def save(
     models: Models, store: Segments, extra: Mapping[str, Any], more: Mapping[str, Tensor]
 ) -> None:
-    """Write all that the next round depends on; `extra` is any JSON, `more` its tensors."""
+    """Write everything that the next round depends on; `extra` is any JSON, `more` its tensors."""
     watch, layout = models.watch, models.layout
     if watch is None or layout is None:
         return
@@ -38,12 +38,12 @@ def save(
         "arrays": {"newest": list(models.newest), "averaged": list(layout.slices)},
         "averages": watch.encode(tensors, rings),
     }
-    # Counted by models, not rounds: those begin anew when a server is restarted.
+    # Numbered by models, because round numbers start again when a server is restarted.
     manifests.save(store, models.seen, tensors, rings, **content)
 
 
 def _identity(models: Models) -> dict[str, Any]:
-    """What must be the same for a state to be resumed."""
+    """What must match for a state to be resumed."""
     return {
         "averagers": {name: _shown(averager) for name, averager in models.averagers.items()},
         "classifier": list(models.classifier),
@@ -52,7 +52,7 @@ def _identity(models: Models) -> dict[str, Any]:
 
 
 def _shown(averager: Averager) -> str:
-    """The averager as text; without fields that 0.1.0 did not have, where they are not set."""
+    """The averager as text, without unset fields that version 0.1.0 did not have."""
     return repr(averager).replace(", shape='linear'", "").replace(", buckets=None", "")
 
 
@@ -64,10 +64,10 @@ class Resumed(NamedTuple):
 
 
 def restore(models: Models, store: Segments) -> Resumed | None:
-    """Put fresh models where the newest whole state in the folder was; None if there is none."""
+    """Restore the models from the newest intact state in the folder; None if there is none."""
     found, wrong = manifests.find(store)
     if not found and wrong:
-        raise RunError(f"No state in {store.folder} is whole: {'; '.join(wrong)}.")
+        raise RunError(f"No state in {store.folder} is intact: {'; '.join(wrong)}.")
     if not found:
         return None
     identity = found[0].identity
@@ -75,8 +75,8 @@ def restore(models: Models, store: Segments) -> Resumed | None:
     for key, asked in _identity(models).items():
         if identity.get(key) != asked:
             raise UsageError(
-                f"{store.folder} holds averages with {key} = {identity.get(key)}, asked for are "
-                f"{asked}; give the same, or another folder."
+                f"{store.folder} contains averages with {key} = {identity.get(key)}, but got "
+                f"{asked}; use the same, or another folder."
             )
 
     def tensor(name: str) -> Tensor:

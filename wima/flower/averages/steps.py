@@ -1,7 +1,7 @@
-"""The clients' mean step of a round, by which a window that chooses itself is judged.
+"""The clients' mean step of a round, which window="auto" uses to choose its window.
 
-It is formed before the strategy's own rule: the step of a momentum or of Adam says where the run
-came from, not where the loss falls.
+It is computed before the strategy's own rule: a step with momentum or Adam shows where the run came
+from, not where the loss decreases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Read: TypeAlias = Callable[[Reply], tuple[Packed, float] | None]  # a client's m
 
 
 def overhear(replies: Iterable[Reply], take: Callable[[Reply], None]) -> Iterable[Reply]:
-    """The replies as they came, each of them taken; those of an iterator on their way."""
+    """Pass each reply to `take` and return the replies; an iterator is not consumed early."""
     if isinstance(replies, Iterator):
         return _passing(replies, take)
     for reply in replies:
@@ -39,20 +39,20 @@ def _passing(replies: Iterator[Reply], take: Callable[[Reply], None]) -> Iterato
 
 
 class MeanStep:
-    """start - the weighted mean of the clients' models.  A sum is kept, not the models.
+    """`start` minus the weighted mean of the clients' models.  Only a sum is kept, not the models.
 
-    Models that are not like `start` are left out: other arrays, numbers that are not finite.
+    Models that do not match `start` are left out: other arrays or non-finite numbers.
     """
 
     def __init__(self, start: Arrays, averaged: Sequence[str]) -> None:
         self._start, self._averaged = flatten(start, averaged, torch.float64), averaged
         self._shapes, self._mean = shapes_of(start), RunningMean()
-        self._room = torch.empty_like(self._start)  # taken anew for every model, it costs more time
+        self._room = torch.empty_like(self._start)  # allocated once, which is faster
 
     def add(self, arrays: Arrays, weight: float) -> None:
-        """Take in a client's model; `ValueError` if it is left out."""
+        """Add a client's model; `ValueError` if it is left out."""
         if shapes_of(arrays) != self._shapes:
-            raise ValueError("the model has other arrays than the one that was sent")
+            raise ValueError("the arrays of the model differ from those that were sent")
         if any(arrays[name].dtype.kind not in "biuf" for name in self._averaged):
             raise ValueError("the model has arrays that are not real numbers")
         w = flatten(arrays, self._averaged, torch.float64, out=self._room)
@@ -64,16 +64,16 @@ class MeanStep:
 
     @property
     def value(self) -> Vector | None:
-        """The mean step; None if there is none."""
+        """The mean step; None without models."""
         mean = self._mean.value
         return None if mean is None else self._start - mean
 
 
 class Steps(Generic[Packed]):
-    """Forms the mean step of every round, from the replies of clients or from what is released.
+    """Computes the mean step of every round, from the clients' replies or from released models.
 
-    released: the strategy is private, so the only models to look at are those that it gives out.
-    Nothing here raises because of what clients sent: a reply that cannot be used is left out.
+    released: the strategy is private, so only the models that it releases are used.
+    Never raises because of what clients sent: a reply that cannot be used is left out.
     """
 
     def __init__(self, unpack: Callable[[Packed], Arrays], *, released: bool) -> None:
@@ -82,15 +82,15 @@ class Steps(Generic[Packed]):
         self._left_out = 0
 
     def send(self, packed: Packed, models: Models) -> None:
-        """Begin a round, with the model that clients get."""
+        """Start a round with the model that clients receive."""
         self._step, self._left_out = None, 0
-        with suppress(Exception):  # a model that cannot be read is no concern of ours
+        with suppress(Exception):  # a model that cannot be read is for the strategy to handle
             start = self._unpack(packed)
             if models.has_shapes_of(start):
                 self._step = MeanStep(start, models.averaged)
 
     def listen(self, replies: Iterable[Reply], read: Read[Reply, Packed]) -> Iterable[Reply]:
-        """The replies as they came."""
+        """The replies, unchanged; each is added to the mean on the way."""
         if self._step is None or self._released:
             return replies
         return overhear(replies, partial(self._take, self._step, read))
@@ -104,7 +104,7 @@ class Steps(Generic[Packed]):
             self._left_out += 1
 
     def end(self, t: int, arrays: Arrays) -> Vector | None:
-        """The mean step of round t, whose model is given; None if there is none."""
+        """The mean step of round t, given the round's model; None if there is none."""
         step, self._step = self._step, None
         if step is None:
             return None
@@ -112,5 +112,5 @@ class Steps(Generic[Packed]):
             with suppress(ValueError):
                 step.add(arrays, 1.0)
         if self._left_out:
-            log.warning("Round %s: replies that do not count for W: %s.", t, self._left_out)
+            log.warning("Round %s: replies not used to choose W: %s.", t, self._left_out)
         return step.value

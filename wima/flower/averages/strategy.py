@@ -30,16 +30,16 @@ PRIVACY = Privacy.of(strategies, "aggregate_train")
 def averaged(
     strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[base.AveragingOptions]
 ) -> S:
-    """The strategy, with averages of its global models beside them.
+    """Add averages of its global models to a strategy.
 
-    Training is that of the plain model, bit for bit.  `start` evaluates both models and its result
-    holds both: `result.models`, by name; `result.arrays` is the one that is served.  Clients
-    evaluate the average; `result.clients` is how their metrics are distributed.
-    `strategy.averaging` has the models at any time.  See `AveragingOptions`.
-    WIMA("auto") chooses by the clients' mean step, formed from the replies before the strategy's
-    own rule; `strategy.averaging.windows` is its choice.
+    Training is that of the plain model, bit for bit.  `start` evaluates both models, and its result
+    has both: `result.models`, by name; `result.arrays` is the served one.  Clients evaluate the
+    average; `result.clients` is the distribution of their metrics.  `strategy.averaging` has the
+    models at any time.  See `AveragingOptions`.
+    WIMA("auto") chooses its window by the clients' mean step, which is computed from the replies
+    before the strategy's own rule; `strategy.averaging.windows` has the current choice.
 
-    The instance itself is changed and given back.
+    The instance is modified in place and returned.
 
     Examples:
         >>> import numpy as np
@@ -64,7 +64,7 @@ def averaged(
     check(
         isinstance(strategy, Strategy),
         f"averaged() takes an instance of flwr.serverapp.strategy.Strategy, got {strategy!r:.80}; "
-        "for one of flwr.server.strategy.Strategy use averaged_legacy().",
+        "for flwr.server.strategy.Strategy, use averaged_legacy().",
     )
     interface = base.Interface(_pack, _unpack, PRIVACY)
     averaging = base.Averaging(strategy, averagers, interface, options)
@@ -81,9 +81,9 @@ def _unpack(record: ArrayRecord) -> Arrays:
 
 
 def _returned(strategy: Strategy, reply: Message) -> tuple[ArrayRecord, float] | None:
-    """A client's model and its weight, as FedAvg would take them; None if the client failed.
+    """A client's model and its weight, as FedAvg would use them; None if the client failed.
 
-    Where a strategy does not say how it weights, all clients count the same.
+    If a strategy does not say how it weights clients, all weights are 1.
     """
     if reply.has_error():
         return None
@@ -96,7 +96,7 @@ def _returned(strategy: Strategy, reply: Message) -> tuple[ArrayRecord, float] |
 
 
 def _metrics(strategy: Strategy, reply: Message) -> Iterator[dict[str, Any]]:
-    """The metrics of a client without its weight; nothing if the client failed."""
+    """Yields the metrics of a client without its weight, unless the client failed."""
     if not reply.has_error():
         weights = {"num-examples", _said(strategy, "weighted_by_key")}
         records = reply.content.metric_records.values()
@@ -104,12 +104,12 @@ def _metrics(strategy: Strategy, reply: Message) -> Iterator[dict[str, Any]]:
 
 
 def _said(strategy: Strategy, name: str) -> Any:
-    """The attribute of the innermost strategy that has it; None if none has."""
+    """The attribute of the innermost strategy that has it; None if none does."""
     found = [getattr(layer, name) for layer in layers(strategy) if hasattr(layer, name)]
     return found[-1] if found else None
 
 
-# The instance's own class comes between in the order of methods; FedAvg stands for it.
+# In the method resolution order, the instance's own class comes next; FedAvg stands in for it.
 if TYPE_CHECKING:
     from flwr.serverapp.strategy import FedAvg as _Next
 else:
@@ -117,7 +117,7 @@ else:
 
 
 class _Averaged(_Next):
-    """What `averaged` puts before the methods of a strategy's own class."""
+    """The methods that `averaged` puts before those of a strategy's own class."""
 
     averaging: base.Averaging[ArrayRecord]
 
@@ -139,7 +139,7 @@ class _Averaged(_Next):
             given["evaluate_fn"] = self._both(evaluate_fn)
         elif self.averaging.serving.serve == "better":
             raise UsageError(
-                "serve='better' compares the models by the server's evaluation: give `start` an "
+                "serve='better' compares the models by the server's evaluation: pass `start` an "
                 "evaluate_fn, or choose serve='plain' or 'average'."
             )
         return self._with_models(inner(**given))
@@ -182,7 +182,7 @@ class _Averaged(_Next):
         t = self.averaging.round(server_round)
         replies = self.averaging.listen(replies, partial(_returned, self))
         arrays, metrics = super().aggregate_train(t, replies)
-        if arrays:  # nothing, if all clients failed
+        if arrays:  # empty if all clients failed
             self.averaging.add(t, arrays)
         return arrays, metrics
 

@@ -1,1 +1,1 @@
-"""Any Flower app on our own processes."""
+"""Runs any Flower app on our own processes."""

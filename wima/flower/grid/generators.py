@@ -24,7 +24,7 @@ def seed_all(stream: str, *address: int) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Leave the global generators as they were, whatever is drawn inside."""
+    """Restore the global generators on exit, whatever is drawn inside."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield

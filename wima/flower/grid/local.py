@@ -1,7 +1,7 @@
-"""Any Flower app on our own processes, without Ray, and repeatable from a seed.
+"""Runs any Flower app on our own processes, without Ray, and reproducibly from a seed.
 
-`run_flower(server_app, client_app, nodes=100)` runs an app as it is; `LocalGrid` is the grid that a
-strategy's `start` takes.
+`run_flower(server_app, client_app, nodes=100)` runs an app unchanged; `LocalGrid` is the grid to
+pass to a strategy's `start`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 from flwr.app import Context, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
 
-# What follows has no public home.
+# These two are not part of Flower's public API.
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
@@ -29,7 +29,7 @@ from wima.flower.grid.generators import preserved, seed_all
 from wima.flower.grid.node import failed
 from wima.flower.grid.runners import InThisProcess, InWorkers, NodeRunner
 
-# The first number after the seed in the addresses of random numbers.
+# The first number after the seed in addresses of random numbers.
 SERVER, NODE_IDS, VISITS = 0, 1, 2
 
 
@@ -39,16 +39,16 @@ class Node:
 
     partition: int
     context: Context  # its state is kept from message to message
-    messages: int = 0  # sent to it so far
-    last: Future[Message] | None = None  # the reply to the newest of them
+    messages: int = 0  # number sent to it so far
+    last: Future[Message] | None = None  # the reply to the newest message
 
 
 class LocalGrid(Grid):
     """A Flower grid whose nodes run in this process and its workers.
 
-    Node ids and all that apps draw from the global generators of Python, NumPy and torch are
-    functions of the seed, the node and the number of the message; replies come in the order of the
-    messages.  So results do not depend on the number of workers.
+    Node ids, and all random numbers that apps draw from the global generators of Python, NumPy and
+    torch, are functions of the seed, the node and the number of the message.  Replies come in the
+    order of the messages.  So results do not depend on the number of workers.
 
     With one worker, nodes run in this process while messages are sent, and no timeout
     interrupts them.  workers=None: one per core.
@@ -102,7 +102,7 @@ class LocalGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.node_id = run_id, SUPERLINK_NODE_ID
 
     def __enter__(self) -> Self:
-        """Inside, the global generators are the seed's; after it they are as they were."""
+        """Seed the global generators; they are restored on exit."""
         self._generators.__enter__()
         seed_all("flower", self.seed, SERVER)
         return self
@@ -112,7 +112,7 @@ class LocalGrid(Grid):
         self.close()
 
     def close(self) -> None:
-        """End the children; messages that wait are not handled any more."""
+        """End the worker processes; pending messages are dropped."""
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
         self._pool.close()
@@ -138,7 +138,7 @@ class LocalGrid(Grid):
         return list(self._nodes)
 
     def node_context(self, node_id: int) -> Context:
-        """What a node keeps between messages; for looking at."""
+        """What a node keeps between messages; do not change it."""
         return self._nodes[node_id].context
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -171,9 +171,9 @@ class LocalGrid(Grid):
     def _visit(
         self, node: Node, message: Message, count: int, before: Future[Message] | None
     ) -> Message:
-        """The node's reply, after those to its earlier messages."""
+        """The node's reply, once it has replied to its earlier messages."""
         if before is not None:
-            wait([before])  # began earlier, so this does not lock
+            wait([before])  # it started earlier, so there is no deadlock
         address = (self.seed, VISITS, node.partition, count)
         reply, state = self._pool.visit(message, node.context, address)
         if state is not None:
@@ -202,9 +202,9 @@ def run_flower(
     run_config: Mapping[str, UserConfigValue] | None = None,
     **options: Any,
 ) -> Context:
-    """Run a Flower app; the server's context at its end.
+    """Run a Flower app; returns the server's final context.
 
-    options: of `LocalGrid`.
+    options: see `LocalGrid`.
 
     Examples:
         >>> from flwr.app import ConfigRecord
@@ -227,7 +227,7 @@ def run_flower(
 
 
 def _ids(seed: int, count: int) -> list[int]:
-    """Different numbers of 63 bits; the first ones do not depend on how many there are."""
+    """Distinct 63-bit numbers; the first ones do not depend on the count."""
     draws, found = rng("flower", seed, NODE_IDS), dict[int, None]()
     while len(found) < count:
         found[int(draws.integers(1, 2**63))] = None

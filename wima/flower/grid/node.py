@@ -1,7 +1,7 @@
-"""One message at one node: what a Flower ClientApp does with it, and the process that does it.
+"""Handles one message at one node with a Flower ClientApp, and the worker process that does so.
 
-Between processes, messages and contexts travel in Flower's own serialisation; the ClientApp itself
-once, by cloudpickle over a pipe of the parent.
+Messages and contexts are sent between processes in Flower's own serialisation.  The ClientApp is
+sent once, with cloudpickle over a pipe from the parent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import BinaryIO
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-# Flower's serialisation and its codes of errors have no public home.
+# Flower's serialisation and error codes are not part of its public API.
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import (
     context_from_proto,
@@ -36,9 +36,9 @@ from wima.flower.grid.generators import seed_all
 def visit(
     app: ClientApp, message: Message, context: Context, address: Sequence[int]
 ) -> tuple[Message, RecordDict | None]:
-    """The app's reply and the node's state after it; an error reply and no state if it fails.
+    """The app's reply and the node's new state; an error reply and no state if it fails.
 
-    The global generators are seeded at the address, so who runs the node does not matter.
+    The global generators are seeded from the address, so it does not matter which process runs it.
     """
     seed_all("flower", *address)
     try:
@@ -52,7 +52,7 @@ def visit(
 
 
 def failed(message: Message, code: int, error: BaseException) -> Message:
-    """The reply to a message that could not be handled, with a reason as Flower writes it."""
+    """The reply to a message that could not be handled, with a reason in Flower's format."""
     return Message(Error(code, f"{type(error)}:<'{error}'>"), reply_to=message)
 
 
@@ -73,7 +73,7 @@ def context_of(data: bytes) -> Context:
 
 
 def write_frames(file: BinaryIO, *frames: bytes) -> None:
-    """Write each frame with its length before it."""
+    """Write each frame, preceded by its length."""
     for frame in frames:
         file.write(len(frame).to_bytes(8, "little"))
         file.write(frame)
@@ -81,7 +81,7 @@ def write_frames(file: BinaryIO, *frames: bytes) -> None:
 
 
 def read_frame(file: BinaryIO) -> bytes:
-    """The next frame; raises `EOFError` where the other side has ended."""
+    """The next frame; raises `EOFError` if the other side has exited."""
     head = file.read(8)
     size = int.from_bytes(head, "little")
     frame = file.read(size) if len(head) == 8 else b""
@@ -94,7 +94,7 @@ def main() -> None:
     """Run nodes until standard input closes, which it does when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     inbox, outbox = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the app prints must not look like an answer
+    os.dup2(2, 1)  # what the app prints must not look like a reply
     try:
         app = pickle.loads(read_frame(inbox))
     except Exception as error:
@@ -111,12 +111,12 @@ def main() -> None:
 
 
 def _answer(app: ClientApp, address: bytes, message: bytes, context: bytes) -> tuple[bytes, bytes]:
-    """The reply and the context after it, which is empty if the app failed."""
+    """The reply and the new context, which is empty if the app failed."""
     changed = context_of(context)
     reply, state = visit(app, message_of(message), changed, json.loads(address))
     if state is None:
         return message_bytes(reply), b""
     try:
         return message_bytes(reply), context_bytes(changed)
-    except Exception as error:  # a record with what Flower cannot serialise
+    except Exception as error:  # a record that Flower cannot serialise
         return message_bytes(failed(message_of(message), ErrorCode.UNKNOWN, error)), b""

@@ -1,4 +1,4 @@
-"""Who runs the nodes: this process, or workers that are started once and keep the ClientApp."""
+"""Runs nodes in this process, or in workers that are started once and keep the ClientApp."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode  # has no public home
+from flwr.common.constant import ErrorCode  # not part of Flower's public API
 
 from wima.core.errors import RunError, UsageError
 from wima.core.vector import one_thread
@@ -37,7 +37,7 @@ class NodeRunner(Protocol):
     """Runs nodes; may be called from several threads."""
 
     def visit(self, message: Message, context: Context, address: Sequence[int]) -> Answer:
-        """A node's answer to a message; neither the message nor the context is changed."""
+        """A node's reply to a message; neither the message nor the context is changed."""
         ...
 
     def close(self) -> None: ...
@@ -50,7 +50,7 @@ class InThisProcess:
         self._app, self._lock = app, Lock()
 
     def visit(self, message: Message, context: Context, address: Sequence[int]) -> Answer:
-        # One content is often sent to many nodes, and some apps take arrays out of it.
+        # The same content is often sent to many nodes, and some apps remove arrays from it.
         with self._lock, preserved(), one_thread():
             return visit(self._app, deepcopy(message), deepcopy(context), address)
 
@@ -75,15 +75,15 @@ class InWorkers:
             raise
 
     def _brief(self, child: subprocess.Popen[bytes]) -> None:
-        """Send the app, and wait until the child has it."""
+        """Send the app, and wait until the child has loaded it."""
         try:
             (trouble,) = _exchange(child, self._briefing, answers=1)
         except Exited as exited:
             raise RunError(f"A worker did not start: {exited}") from None
         if trouble:
             raise UsageError(
-                f"A worker cannot load the ClientApp ({trouble.decode()}); modules that it comes "
-                "from must be importable there. workers=1 needs no worker."
+                f"A worker cannot load the ClientApp ({trouble.decode()}); its modules must be "
+                "importable there, or use workers=1, which needs no worker."
             )
 
     def visit(self, message: Message, context: Context, address: Sequence[int]) -> Answer:
@@ -120,7 +120,7 @@ def _exchange(child: subprocess.Popen[bytes], *frames: bytes, answers: int) -> l
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Close the child's input, which ends it; kill it if it does not end."""
+    """Close the child's input, on which it exits; kill it if it does not."""
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):
