@@ -122,8 +122,8 @@ def test_arrays_that_cannot_be_written_are_read():
         ([{"a": 1.0}, {"a": 1.0, "b": 1.0}], r"\['b'\] was not in the first value"),
         ([[np.ones(2)], [np.ones(3)]], r"\[0\] was float64 \(2,\).*is now float64 \(3,\)"),
         ([np.ones(2), np.ones(2, "f4")], r"was float64 \(2,\).*is now float32"),
-        ([[1, "x"]], "no floating array in list"),
-        ([{"z": np.ones(2, complex)}], r"\['z'\] is complex128; average its two parts"),
+        ([[1, "x"]], "no floating-point array in list"),
+        ([{"z": np.ones(2, complex)}], r"\['z'\] is complex128; average its real and"),
         ([torch.ones(2, dtype=torch.complex64)], "is torch.complex64"),
         ([np.ones(2, np.longdouble)], "expected float16, bfloat16, float32 or float64"),
         ([np.ones(2, ">f4")], "expected float16"),
@@ -140,10 +140,10 @@ def test_mistakes_are_named(values, message):
 def test_a_value_needs_an_update_and_a_window_that_is_kept():
     average = wima.ArrayWindow(2, every=2)
     average.update(1.0)
-    with pytest.raises(wima.UsageError, match="No value was taken in yet"):
+    with pytest.raises(wima.UsageError, match="There is no value yet"):
         average.value()
     average.update(1.0)
-    with pytest.raises(wima.UsageError, match="window=3: the last 2 are kept"):
+    with pytest.raises(wima.UsageError, match="window=3: only the last 2 models"):
         average.value(3)
 
 

@@ -142,7 +142,7 @@ except ValueError as error:
 
 @needs_lightning
 def test_lightning_trains_the_same_validates_the_average_and_resumes():
-    assert "begins with Trainer.fit" in trained(LIGHTNING, "lightning_digits.py")
+    assert "Trainer.fit creates it" in trained(LIGHTNING, "lightning_digits.py")
 
 
 @needs_lightning

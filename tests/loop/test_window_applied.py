@@ -93,6 +93,6 @@ def test_windows_nest_and_no_update_is_taken_within():
         with average.applied(2):
             assert torch.equal(model.t0, means[2])
         assert torch.equal(model.t0, means[5])
-        with pytest.raises(wima.UsageError, match="would average an average"):
+        with pytest.raises(wima.UsageError, match="would average the average"):
             average.update()
     assert torch.equal(model.t0, last) and average.n_averaged == 5

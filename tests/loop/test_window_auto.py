@@ -182,11 +182,11 @@ def test_gradients_that_were_zeroed_too_early_are_an_error(set_to_none):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": torch.bfloat16}, "keeps float64 sums in memory, and no models: leave out dtype"),
-        ({"folder": "past"}, "leave out folder"),
-        ({"shape": "sqrt", "dtype": torch.float16}, "leave out dtype, shape"),
-        ({"window": "automatic"}, "positive integer or several, got 'automatic'"),
-        ({"window": [10, "auto"]}, "positive integer or several, got 'auto'"),
+        ({"dtype": torch.bfloat16}, "keeps float64 sums in memory instead of models: omit dtype"),
+        ({"folder": "past"}, "omit folder"),
+        ({"shape": "sqrt", "dtype": torch.float16}, "omit dtype, shape"),
+        ({"window": "automatic"}, "one or more positive integers, got 'automatic'"),
+        ({"window": [10, "auto"]}, "one or more positive integers, got 'auto'"),
     ],
 )
 def test_options_that_need_past_models_are_refused(options, message):

@@ -75,11 +75,15 @@ def test_what_was_saved_of_another_kind_of_window_or_model_or_damaged_is_refused
         one.update()
         one.save(tmp_path / name)
     for load in (lambda a, b, n: a.load(tmp_path / n), lambda a, b, _: a.load_state_dict(b)):
-        with pytest.raises(wima.UsageError, match=r"saved is the past models .*, but the sums of"):
+        with pytest.raises(
+            wima.UsageError, match=r"saved state has the past models .*; expected the sums of"
+        ):
             load(average, ring.state_dict(), "ring")
-        with pytest.raises(wima.UsageError, match=r"saved is the sums .*, but the past models"):
+        with pytest.raises(
+            wima.UsageError, match=r"saved state has the sums .*; expected the past models"
+        ):
             load(ring, average.state_dict(), "auto")
-        with pytest.raises(wima.UsageError, match="t1 is not averaged here"):
+        with pytest.raises(wima.UsageError, match="t1 is not averaged, but was"):
             load(AUTO(Odd(KINDS[:1])), average.state_dict(), "auto")
     largest = max((tmp_path / "auto").glob("auto-*"), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())

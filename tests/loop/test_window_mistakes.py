@@ -18,12 +18,12 @@ def frozen() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (net, {"window": 0}, "window must be a positive integer or several, got 0"),
+        (net, {"window": 0}, "window must be one or more positive integers, got 0"),
         (net, {"window": []}, "got none"),
         (net, {"every": 1.5}, "every must be a positive integer, got 1.5"),
         (net, {"shape": "sqr"}, "shape must be one of linear, sqrt, cosine, got 'sqr'"),
         (net, {"parts": "4.wieght"}, "Unknown part '4.wieght'; did you mean '4.weight'"),
-        (net, {"parts": "1.num_batches_tracked"}, "no floating tensor"),
+        (net, {"parts": "1.num_batches_tracked"}, "no floating-point tensor"),
         (frozen, {}, "no trainable parameter"),
         (lambda: nn.LazyLinear(3), {}, "weight has no shape yet"),
         (
@@ -70,5 +70,5 @@ def test_changes_of_the_model_are_named():
         average.update()
     with pytest.raises(wima.UsageError, match="does not fit the other model"):
         average.copy_to(nn.Linear(2, 2))
-    with pytest.raises(wima.UsageError, match="window=4: the last 3 are kept"):
+    with pytest.raises(wima.UsageError, match="window=4: only the last 3 models"):
         average.tensors(4)

@@ -81,12 +81,12 @@ def test_saving_never_removes_what_is_not_its_own(tmp_path):
     average.update()
     average.save(tmp_path / "mine")
     other = wima.WindowAverage(Odd(KINDS), 4)
-    with pytest.raises(wima.UsageError, match="exists: name another folder, or overwrite=True"):
+    with pytest.raises(wima.UsageError, match="exists: use another folder, or overwrite=True"):
         other.save(tmp_path / "mine")
     other.update()
     other.save(tmp_path / "mine", overwrite=True)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(wima.UsageError, match=r"also holds m.*: name a folder of its own"):
+    with pytest.raises(wima.UsageError, match=r"also contains m.*: use a separate folder"):
         other.save(tmp_path, overwrite=True)
     with pytest.raises(wima.UsageError, match="is a file"):
         other.save(tmp_path / "model.safetensors")
@@ -116,11 +116,11 @@ def test_what_was_saved_of_another_model_or_damaged_is_refused(tmp_path):
     average.update()
     average.save(tmp_path / "saved")
     other = wima.WindowAverage(Odd([((4,), torch.float32, "trained"), *KINDS[1:]]), 3)
-    with pytest.raises(wima.UsageError, match=r"t0 is float32 \[4\] here, but was float32 \[5\]"):
+    with pytest.raises(wima.UsageError, match=r"t0 is float32 \[4\], but was float32 \[5\]"):
         other.load(tmp_path / "saved")
-    with pytest.raises(wima.UsageError, match="t1 is not averaged here"):
+    with pytest.raises(wima.UsageError, match="t1 is not averaged, but was"):
         wima.WindowAverage(Odd(KINDS[:1]), 3).load(tmp_path / "saved")
-    with pytest.raises(wima.UsageError, match="holds no window average"):
+    with pytest.raises(wima.UsageError, match="contains no window average"):
         average.load(tmp_path)
     with pytest.raises(wima.UsageError, match="format None"):
         average.load_state_dict({})

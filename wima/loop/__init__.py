@@ -1,1 +1,1 @@
-"""The window average in a training loop of your own."""
+"""The window average in your own training loop."""

@@ -1,7 +1,7 @@
-"""The window average of arrays: NumPy's, torch's, JAX's, alone or in nested containers.
+"""The window average of NumPy, torch or JAX arrays, alone or in nested containers.
 
-Other libraries are never imported.  An array is what NumPy can read (`__array__`), and the average
-is made with the array's own namespace (`__array_namespace__`), as the array API standard has it.
+Other libraries are never imported.  An array is anything that NumPy can read (`__array__`), and the
+average is created with the array's own namespace (`__array_namespace__`, the array API standard).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ArrayWindow:
         average.update(params)           # after every step
         average.value()                  # the same containers, with averages
 
-    Floating arrays and floats are averaged, each in its own dtype; all else is as in the newest
-    value.  every, dtype, folder and shape are those of `WindowAverage`.
+    Floating-point arrays and floats are averaged, each in its own dtype; everything else is as in
+    the newest value.  every, dtype, folder and shape are those of `WindowAverage`.
 
     Examples:
         >>> import numpy as np, wima
@@ -53,25 +53,25 @@ class ArrayWindow:
     ) -> None:
         check(
             str(window) != "auto",
-            "window='auto' chooses W by gradients, and arrays have none: name a number.",
+            "window='auto' chooses W by gradients, and arrays have none: give a number.",
         )
         self.windows, self.every, self.shape = check_windows(window), every, shape
         check_count("every", every)
         check_shape("shape", shape)
         self._dtype, self._folder = dtype, Path(folder) if folder else None
-        self.calls = 0  # of update
+        self.calls = 0  # number of calls of update
         self._ring: TensorRing | None = None
         self._newest: Any = None
 
     def update(self, arrays: Any) -> None:
-        """Take in the arrays as they are now."""
+        """Add the current arrays to the window."""
         self.calls += 1
         if self.calls % self.every:
             return
         found = ((path, _tensor(path, leaf)) for path, leaf in _leaves(arrays))
         tensors = {path: tensor for path, tensor in found if tensor is not None}
         if self._ring is None:
-            check(bool(tensors), f"There is no floating array in {type(arrays).__name__}.")
+            check(bool(tensors), f"There is no floating-point array in {type(arrays).__name__}.")
             self._ring = TensorRing(
                 tensors,
                 self.windows[-1],
@@ -84,21 +84,21 @@ class ArrayWindow:
         self._newest = arrays
 
     def value(self, window: int | None = None) -> Any:
-        """The average over the last `window` values, or the largest window; new arrays."""
+        """The average over the last `window` values (default: the largest window); new arrays."""
         if self._ring is None:
-            raise UsageError(f"No value was taken in yet (update is called, every={self.every}).")
+            raise UsageError(f"There is no value yet: call update() first (every={self.every}).")
         return _rebuild(self._newest, self._ring.mean(window))
 
 
 def _children(tree: Any) -> Iterator[tuple[Any, Any]] | None:
-    """Keys and branches of a container; None for anything else."""
+    """Keys and children of a container; None for anything else."""
     if isinstance(tree, Mapping):
         return iter(tree.items())
     return iter(enumerate(tree)) if isinstance(tree, list | tuple) else None
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What is not a container, with its path, such as ['layers'][0]."""
+    """Everything that is not a container, with its path, such as ['layers'][0]."""
     children = _children(tree)
     if children is None:
         yield path, tree
@@ -108,12 +108,12 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _rebuild(tree: Any, means: Mapping[str, Tensor], path: str = "") -> Any:
-    """The tree with averages where there are some."""
+    """The tree, with averages in place of the leaves that have one."""
     children = _children(tree)
     if children is None:
         return _like(tree, means[path]) if path in means else tree
     branches = {key: _rebuild(branch, means, f"{path}[{key!r}]") for key, branch in children}
-    if isinstance(tree, dict):  # of any subclass, with its other attributes
+    if isinstance(tree, dict):  # copied, so that subclasses keep their other attributes
         twin = copy(tree)
         twin.update(branches)
         return twin
@@ -125,7 +125,7 @@ def _rebuild(tree: Any, means: Mapping[str, Tensor], path: str = "") -> Any:
 
 
 def _tensor(path: str, leaf: Any) -> Tensor | None:
-    """A floating leaf as a tensor, which may share its memory; None for others."""
+    """A floating-point leaf as a tensor, which may share its memory; None for others."""
     if isinstance(leaf, float) and not isinstance(leaf, np.generic):
         return torch.tensor(leaf, dtype=torch.float64)
     if isinstance(leaf, Tensor):
@@ -135,7 +135,10 @@ def _tensor(path: str, leaf: Any) -> Tensor | None:
         floating = np.issubdtype(leaf.dtype, np.floating) or "float" in kind  # for bfloat16
     else:
         return None
-    check("complex" not in kind, f"{path or 'The array'} is {kind}; average its two parts apart.")
+    check(
+        "complex" not in kind,
+        f"{path or 'The array'} is {kind}; average its real and imaginary parts.",
+    )
     if not floating:
         return None
     return array.detach() if isinstance(array, Tensor) else _from_numpy(path, np.asarray(array))
@@ -154,7 +157,7 @@ def _from_numpy(path: str, array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _like(leaf: Any, mean: Tensor) -> Any:
-    """The mean as the same kind of array as the leaf."""
+    """The mean as an array of the leaf's type."""
     if isinstance(leaf, Tensor):
         return mean.to(leaf.device, copy=True)
     if isinstance(leaf, float) and not isinstance(leaf, np.generic):
@@ -174,5 +177,5 @@ def _check_alike(ring: TensorRing, tensors: Mapping[str, Tensor]) -> None:
         return
     missing = [path for path in ring.names if path not in tensors]
     new = [path for path in tensors if path not in ring.names]
-    check(not missing, f"{', '.join(missing)} was in the first value, and is not there now.")
+    check(not missing, f"{', '.join(missing)} was in the first value and is now missing.")
     check(not new, f"{', '.join(new)} was not in the first value.")

@@ -1,4 +1,4 @@
-"""Which tensors of a module are averaged, by name."""
+"""Selects which tensors of a module are averaged, by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from wima.core.errors import UsageError, check, unknown
 
-Owners: TypeAlias = dict[str, tuple[nn.Module, str]]  # name -> module and attribute that hold it
+Owners: TypeAlias = dict[str, tuple[nn.Module, str]]  # name -> its module and attribute
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -27,9 +27,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def choose(module: nn.Module, parts: str | Sequence[str] | None, use_buffers: bool) -> Owners:
-    """What is averaged; a tied tensor has its first name."""
+    """The tensors to average; a tied tensor has its first name."""
     names = _trained(module, use_buffers) if parts is None else _matching(module, parts)
-    check(bool(names), f"There is nothing to average: {parts!r} has no floating tensor.")
+    check(bool(names), f"There is nothing to average: {parts!r} has no floating-point tensor.")
     chosen: Owners = {}
     for name in names:
         prefix, _, key = name.rpartition(".")
@@ -42,7 +42,7 @@ def _trained(module: nn.Module, use_buffers: bool) -> list[str]:
     check(bool(trained), "There is nothing to average: the model has no trainable parameter.")
     for name in trained:
         _check_floating(name, module.get_parameter(name))
-    stored = module.state_dict()  # buffers outside of it are constants
+    stored = module.state_dict()  # buffers that are not in it are constants
     floating = [n for n, b in module.named_buffers() if n in stored and b.is_floating_point()]
     return trained + (floating if use_buffers else [])
 
@@ -70,4 +70,6 @@ def _matches(name: str, pattern: str) -> bool:
 def _check_floating(name: str, tensor: Tensor) -> None:
     if nn.parameter.is_lazy(tensor):
         raise UsageError(f"{name} has no shape yet: run one batch through the model first.")
-    check(tensor.is_floating_point(), f"{name} is {tensor.dtype}; expected a floating tensor.")
+    check(
+        tensor.is_floating_point(), f"{name} is {tensor.dtype}; expected a floating-point tensor."
+    )

@@ -1,4 +1,4 @@
-"""Sums of the values of named tensors, over a window that their gradients choose."""
+"""Sums of the past values of named tensors, over a window that is chosen by their gradients."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ KIND = "auto"
 
 
 class TensorSums:
-    """What `WIMA("auto")` keeps of a set of named tensors: a few float64 sums.
+    """The state of `WIMA("auto")` for a set of named tensors: a few float64 sums.
 
-    Tensors of all dtypes lie one after the other in one vector.
+    Tensors of all dtypes are concatenated into one vector.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
@@ -33,19 +33,19 @@ class TensorSums:
         start = torch.zeros(self._layout.size, dtype=torch.float64, device=device)
         self._rule, self._past = WIMA("auto"), Ring(0, start)
         self._state = self._rule.init(start)
-        self._judged = False  # by this object
+        self._judged = False  # whether this object has seen a gradient
         self.count = 0  # pushes so far
 
     @property
     def held(self) -> int:
-        """How many values the mean is of."""
+        """How many values are in the mean."""
         return (self._rule.used(self._state) or 0) if self.count else 0
 
     @torch.no_grad()
     def judge(self, tensors: Mapping[str, Tensor]) -> None:
-        """Choose the window by the tensors' gradients, which are those at the newest value.
+        """Choose the window by the tensors' gradients, which were taken at the newest value.
 
-        Missing gradients are an error only at first: later on, a step may be without.
+        Missing gradients are an error only at first: later steps may have none.
         """
         if self.count == 0:
             return
@@ -57,7 +57,7 @@ class TensorSums:
             "window='auto' chooses W by gradients, and there are none: call update() after "
             "optimizer.step() and before zero_grad().",
         )
-        if found and bool(fresh.isfinite().all()):  # not where a gradient scaler skipped the step
+        if found and bool(fresh.isfinite().all()):  # false if a gradient scaler skipped the step
             self._state = self._rule.judge(self._state, fresh)
             self._judged = True
 
@@ -70,7 +70,7 @@ class TensorSums:
         self.count += 1
 
     def _flat(self, tensors: Mapping[str, Tensor]) -> Vector:
-        """The tensors in one vector, 0 where there is none; one transfer between devices."""
+        """The tensors as one vector, 0 where one is missing; one transfer between devices."""
         device = next((tensor.device for tensor in tensors.values()), self._device)
         widest = reduce(torch.promote_types, self._kinds.values())
         flat = torch.zeros(self._layout.size, dtype=widest, device=device)
@@ -80,10 +80,10 @@ class TensorSums:
 
     @torch.no_grad()
     def mean(self, window: int | None = None) -> dict[str, Tensor]:
-        """The mean over the chosen window, in the tensors' own dtypes; empty before any value."""
+        """The mean over the chosen window, in the tensors' own dtypes; empty without values."""
         check(
             window is None,
-            f"window={window}: window='auto' keeps sums, which have no other window; leave it out.",
+            f"window={window}: window='auto' keeps sums and has no other window; omit it.",
         )
         if self.count == 0:
             return {}
@@ -91,7 +91,7 @@ class TensorSums:
         return {name: means[name].to(kind) for name, kind in self._kinds.items()}
 
     def state(self) -> dict[str, Any]:
-        """All of it as tensors, numbers and texts; the tensors are the sums' own memory."""
+        """The state as tensors, numbers and strings; the tensors are not copies."""
         vectors: dict[str, Tensor] = {}
         return {**self._about(), "state": encode(self._state, KIND, vectors, {}), "rows": vectors}
 
@@ -119,7 +119,7 @@ class TensorSums:
         check_fits(self._about(), saved)
 
         def tensor(name: str) -> Tensor:
-            found = read(name)  # scores are on the CPU, wherever the sums are
+            found = read(name)  # scores are on the CPU, whatever the device of the sums
             return found.to(self._device) if len(found) == self._layout.size else found
 
         self._state = decode(saved["state"], self._state, tensor, {})

@@ -1,4 +1,4 @@
-"""The last values of named tensors, of any shapes and floating dtypes."""
+"""The last values of named tensors, of any shapes and floating-point dtypes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from wima.storage.segments import Segments
 class TensorRing:
     """The last `length` values of a set of named tensors.
 
-    Tensors of one dtype lie one after the other in the vectors of one `Ring`.  folder: keep them in
-    a mapped file there.  dtype: keep larger numbers in this one.  shape: of the means' weights.
+    Tensors of one dtype are concatenated into the vectors of one `Ring`.  folder: keep them in a
+    memory-mapped file there.  dtype: store tensors of larger dtypes in this one.  shape: that of
+    the weights in the mean.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class TensorRing:
 
     @property
     def held(self) -> int:
-        """How many values there are."""
+        """How many values are stored."""
         return min(self.count, self.length)
 
     @torch.no_grad()
     def push(self, tensors: Mapping[str, Tensor]) -> None:
-        """Store copies of the tensors over the oldest ones."""
+        """Store copies of the tensors in place of the oldest values."""
         for kind, layout in self._layouts.items():
             for name, shape in layout.shapes.items():
                 check_same(name, kind, shape, tensors[name])
@@ -73,24 +74,24 @@ class TensorRing:
             row.copy_(place)
 
     def _stage(self, kind: torch.dtype, row: Tensor, device: torch.device) -> Tensor:
-        """A vector on the tensors' device, so that there is one transfer and not one per tensor."""
+        """A vector on the tensors' device, so that there is a single transfer for all tensors."""
         if (kind, device) not in self._stages:
             self._stages[kind, device] = torch.empty_like(row, device=device)
         return self._stages[kind, device]
 
     @torch.no_grad()
     def mean(self, window: int | None = None) -> dict[str, Tensor]:
-        """The mean of the last values, in the tensors' own dtypes; empty before the first one."""
+        """The mean of the last values, in the tensors' own dtypes; empty without values."""
         n = self.length if window is None else window
         check_count("window", n)
-        check(n <= self.length, f"window={n}: the last {self.length} are kept, no more.")
+        check(n <= self.length, f"window={n}: only the last {self.length} models are kept.")
         found: dict[str, Tensor] = {}
         for kind, layout in self._layouts.items() if self.count else ():
             found |= layout.unflatten(self._rings[kind].mean(min(n, self.held), self._shape))
         return {name: found[name] for name in self.names if found}
 
     def state(self) -> dict[str, Any]:
-        """All of it as tensors, numbers and texts; the tensors are the ring's own memory."""
+        """The state as tensors, numbers and strings; the tensors are not copies."""
         rows = {_name(kind): ring.rows[: self.held] for kind, ring in self._rings.items()}
         return {**self._about(), "rows": rows}
 
@@ -106,13 +107,13 @@ class TensorRing:
         self.count = count
 
     def restart(self, count: int) -> None:
-        """Forget all values; the next one is number `count`."""
+        """Drop all values; the next one is number `count`."""
         self.count = count
         for ring in self._rings.values():
             ring.restart(count)
 
     def save(self, store: Segments) -> dict[str, Any]:
-        """Write what the store does not hold yet; returns the JSON that `load` takes."""
+        """Write what the store does not have yet; returns the JSON that `load` takes."""
         segments = {_name(kind): ring.save(store, "ring") for kind, ring in self._rings.items()}
         sums = {name: store.sums[name] for names in segments.values() for name in names}
         return {**self._about(), "segments": segments, "sums": sums}
@@ -144,14 +145,14 @@ class TensorRing:
 
 
 def check_fits(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise unless the saved values are of the same kind, and of the same tensors."""
+    """Raise unless the saved values are of the same kind and for the same tensors."""
     kinds = {"fixed": "the past models of a fixed window", "auto": "the sums of window='auto'"}
     here, there = (kinds[about.get("kind", "fixed")] for about in (ours, saved))
-    check(here == there, f"What was saved is {there}, but {here} are kept here.")
+    check(here == there, f"The saved state has {there}; expected {here}.")
     tensors = ours["tensors"], dict(saved["tensors"])
     for name in {**tensors[0], **tensors[1]}:
         here, there = (about.get(name, "not averaged") for about in tensors)
-        check(here == there, f"{name} is {here} here, but was {there} when it was saved.")
+        check(here == there, f"{name} is {here}, but was {there} when it was saved.")
 
 
 def _name(kind: torch.dtype) -> str:
@@ -164,7 +165,7 @@ def describe(kind: torch.dtype, shape: Sequence[int]) -> str:
 
 
 def check_same(name: str, kind: torch.dtype, shape: tuple[int, ...], now: Tensor) -> None:
-    """Raise if a tensor has another dtype or shape than it had."""
+    """Raise if the dtype or shape of a tensor has changed."""
     if now.dtype != kind or now.shape != shape:
         was, found = f"{_name(kind)} {shape}", f"{_name(now.dtype)} {tuple(now.shape)}"
-        raise UsageError(f"{name} was {was} when averaging began, and is now {found}.")
+        raise UsageError(f"{name} was {was} when averaging started, and is now {found}.")

@@ -33,28 +33,29 @@ MANIFEST = "window.json"
 
 
 class WindowAverage:
-    """The mean of the last `window` states of a model, which it watches and never steers.
+    """The mean of the last `window` states of a model; training is never changed.
 
         mean = (1/W) * sum of the last W models          (Eq. 4 of the paper)
 
-    Before W updates it is the mean of what there is, and before the first one the model itself.
-    Write a step as w <- w - u.  Then the mean is also the model before the window after the same
-    steps with falling weights, w - sum over j = 0 ... W - 1 of (W - j)/W * u_j: a learning rate
-    that decays (Eq. 7).
+    Before W updates it is the mean of the models so far, and before the first one the model itself.
+    Write a step as w <- w - u.  Then the mean is also the model before the window, followed by the
+    same steps with decreasing weights, w - sum over j = 0 ... W - 1 of (W - j)/W * u_j: a learning
+    rate that decays (Eq. 7).
 
-    An update copies the model into a ring and does nothing else.  The mean is computed on demand,
-    in float64, over any window up to the largest.
+    An update only copies the model into a ring buffer.  The mean is computed on demand, in float64,
+    over any window up to the largest.
 
-    window: a number, or several; or "auto", which chooses it anew by the gradients that `update`
-    finds, and keeps a few sums in place of past models; see `averaging.auto`.
-    every: take each k-th update.
-    parts: names or patterns of what is averaged (`"head.*"`; the name of a module means all that
-    is in it); without them, all parameters that are trained and, with use_buffers, all floating
-    buffers.  The rest is as the model has it.
-    dtype: how past models are kept, such as torch.bfloat16.
-    folder: keep them in a file there and not in memory.
-    device: where they are kept.
-    shape: of the decay that the weights stand for, "linear", "sqrt" or "cosine"; see `core.shapes`.
+    window: a number, or several; or "auto", which chooses the window at every update by the
+    model's gradients, and keeps a few sums instead of past models; see `averaging.auto`.
+    every: use only each k-th update.
+    parts: names or patterns of what is averaged (`"head.*"`; the name of a module selects all its
+    tensors); by default, all trainable parameters and, with use_buffers, all floating-point
+    buffers.  Everything else is as in the model.
+    dtype: the dtype in which past models are stored, such as torch.bfloat16.
+    folder: store them in a file there instead of in memory.
+    device: where they are stored.
+    shape: the decay that the weights correspond to, "linear", "sqrt" or "cosine"; see
+    `core.shapes`.
 
     Examples:
         >>> import torch, wima
@@ -99,57 +100,59 @@ class WindowAverage:
         )
         unnamed = self._module.named_parameters() if parts is None else ()
         self._frozen = [(name, p) for name, p in unnamed if name not in self._owners]
-        self.calls = 0  # of update
-        self._depth = 0  # of applied
+        self.calls = 0  # number of calls of update
+        self._depth = 0  # of nested applied()
         self._store: Segments | None = None
 
     @property
     def names(self) -> list[str]:
-        """What is averaged, by the names of `named_parameters` and `named_buffers`."""
+        """The names of what is averaged, as in `named_parameters` and `named_buffers`."""
         return list(self._owners)
 
     @property
     def n_averaged(self) -> int:
-        """How many models the average is of now: the largest window, or the one that is chosen."""
+        """How many models are currently averaged, in the largest or the chosen window."""
         return self._past.held
 
     def update(self) -> None:
-        """Take in the model as it is now; call it after every step of the optimizer.
+        """Add the current model; call it after every step of the optimizer.
 
-        With window="auto", before gradients are zeroed: those are the ones at the model before it.
+        With window="auto", call it before the gradients are zeroed; they are those of the previous
+        model.
         """
         check(
-            self._depth == 0, "update() inside applied() would average an average; leave it first."
+            self._depth == 0,
+            "update() inside applied() would average the average; call it outside.",
         )
         for name, parameter in self._frozen:
             check(
                 not parameter.requires_grad,
-                f"{name} was frozen and is now trained: make the WindowAverage afterwards, or name "
-                'what to average (parts="*" is all there is).',
+                f"{name} was frozen and is now trained: create the WindowAverage afterwards, or "
+                'choose what to average (parts="*" is everything).',
             )
         tensors = self._tensors()
         if isinstance(self._past, TensorSums) and self.calls % self.every == 0:
-            self._past.judge(tensors)  # the last call took in the model of these gradients
+            self._past.judge(tensors)  # these gradients are those of the last added model
         self.calls += 1
         if self.calls % self.every == 0:
             self._past.push(tensors)
 
     def tensors(self, window: int | None = None) -> dict[str, Tensor]:
-        """The average by name, on the model's device: what is averaged and nothing else."""
+        """The averaged tensors by name, on the model's device."""
         now = self._tensors()
         means = self._past.mean(window) or now
         return {n: mean.detach().to(now[n].device, copy=True) for n, mean in means.items()}
 
     def model_state(self, window: int | None = None) -> dict[str, Any]:
-        """The averaged model as `load_state_dict` takes it; what is not averaged is the model's."""
+        """A state dict of the averaged model; what is not averaged is taken from the model."""
         means = self.tensors(window)
         state = self._module.state_dict(keep_vars=True)
-        names = {id(tensor): name for name, tensor in self._tensors().items()}  # tied: one for two
+        names = {id(tensor): name for name, tensor in self._tensors().items()}  # tied: one name
         averaged = {key: means[names[id(t)]] for key, t in state.items() if id(t) in names}
         return {**self._module.state_dict(), **averaged}
 
     def copy_to(self, other: nn.Module, window: int | None = None) -> None:
-        """Make another module of the same kind the averaged model."""
+        """Load the averaged model into another module with the same architecture."""
         try:
             unwrap(other).load_state_dict(self.model_state(window))
         except RuntimeError as error:
@@ -157,9 +160,9 @@ class WindowAverage:
 
     @contextmanager
     def applied(self, window: int | None = None) -> Iterator[nn.Module]:
-        """Within it, the model is the average; afterwards it is what it was, whatever happened.
+        """Inside the block, the model has the averaged weights; on exit, they are restored.
 
-        That holds for all buffers too, so that `torch.optim.swa_utils.update_bn` can run within.
+        All buffers are restored too, so `torch.optim.swa_utils.update_bn` can run inside.
         """
         means = self.tensors(window)
         before = {name: t.detach().clone() for name, t in self._tensors().items()}
@@ -175,20 +178,20 @@ class WindowAverage:
             self._depth -= 1
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to resume: past models and counters; tensors are not copied."""
+        """Everything needed to resume: past models and counters; tensors are not copied."""
         return {"format": FORMAT, "calls": self.calls, **self._past.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state."""
         form = state.get("format")
-        check(form == FORMAT, f"The state has format {form!r}, this version reads {FORMAT}.")
+        check(form == FORMAT, f"The state has format {form!r}; this version reads {FORMAT}.")
         self._past.load_state(state)
         self.calls = state["calls"]
 
     def save(self, folder: str | PathLike[str], *, overwrite: bool = False) -> None:
-        """Write `state_dict` into a folder of its own; from the second time on, only what is new.
+        """Write `state_dict` to a folder of its own; later calls write only what is new.
 
-        overwrite: in place of another window average that was saved there.
+        overwrite: replace another window average that was saved there.
         """
         path = Path(folder)
         if self._store is None or self._store.folder != path:
@@ -202,7 +205,7 @@ class WindowAverage:
     def load(self, folder: str | PathLike[str]) -> None:
         """Resume from a folder that `save` wrote."""
         path = Path(folder)
-        check((path / MANIFEST).is_file(), f"{path} holds no window average (no {MANIFEST}).")
+        check((path / MANIFEST).is_file(), f"{path} contains no window average (no {MANIFEST}).")
         saved, store = read_manifest(path / MANIFEST, FORMAT), Segments(path)
         try:
             self._past.load(store, saved)
@@ -212,34 +215,34 @@ class WindowAverage:
         self._store = store
 
     def _tensors(self) -> dict[str, Tensor]:
-        """What is averaged, as it is now; looked up anew, since `to` and others replace tensors."""
+        """The current tensors to average; looked up each time, since `to` may replace them."""
         return {name: getattr(owner, key) for name, (owner, key) in self._owners.items()}
 
     def _write(self, values: Mapping[str, Tensor]) -> None:
         for name, tensor in self._tensors().items():
-            # `data` hides the write from autograd: a backward pass under way finds what it saved.
+            # `data` hides the write from autograd, so a pending backward pass still works.
             tensor.data.copy_(values[name])
 
 
 def _check_free(path: Path, overwrite: bool) -> None:
-    """Raise unless the folder is empty, or holds nothing but an average that may be replaced."""
-    check(path.is_dir() or not path.exists(), f"{path} is a file; name a folder.")
+    """Raise unless the folder is empty, or contains only an average that may be replaced."""
+    check(path.is_dir() or not path.exists(), f"{path} is a file; expected a folder.")
     there = [p.name.lstrip(".") for p in path.iterdir()] if path.exists() else []
-    check(overwrite or not there, f"{path} exists: name another folder, or overwrite=True.")
+    check(overwrite or not there, f"{path} exists: use another folder, or overwrite=True.")
     others = [name for name in there if not name.startswith(("ring-", "auto-", MANIFEST))]
-    check(not others, f"{path} also holds {', '.join(others[:3])}: name a folder of its own.")
+    check(not others, f"{path} also contains {', '.join(others[:3])}: use a separate folder.")
 
 
 def _memory(
     tensors: Mapping[str, Tensor], windows: tuple[int, ...], device: torch.device | str, **how: Any
 ) -> TensorRing | TensorSums:
-    """Where past models are kept: in a ring, or in sums if no window was named."""
+    """Where past models are kept: in a ring, or in sums if the window is "auto"."""
     if windows:
         return TensorRing(tensors, windows[-1], device=device, **how)
     given = [name for name, value in how.items() if value not in (None, LINEAR)]
     check(
         not given,
-        f"window='auto' keeps float64 sums in memory, and no models: leave out {', '.join(given)}.",
+        f"window='auto' keeps float64 sums in memory instead of models: omit {', '.join(given)}.",
     )
     return TensorSums(tensors, device)
 
@@ -247,7 +250,7 @@ def _memory(
 def check_windows(window: int | str | Sequence[int]) -> tuple[int, ...]:
     """The windows in ascending order."""
     windows = [window] if isinstance(window, int | str) else list(window)
-    check(bool(windows), "window must be a positive integer or several, got none.")
+    check(bool(windows), "window must be one or more positive integers, got none.")
     for w in windows:
-        check(is_count(w), f"window must be a positive integer or several, got {w!r}.")
+        check(is_count(w), f"window must be one or more positive integers, got {w!r}.")
     return tuple(sorted({int(w) for w in windows}))

@@ -1,1 +1,1 @@
-"""The window average where people train; each module needs the package that it is named after."""
+"""The window average in training frameworks; each module needs the package it is named after."""

@@ -12,11 +12,11 @@ from wima.loop.window_average import WindowAverage
 
 
 class WindowAveraging(Callback):
-    """Takes in the model after every step of the optimizer; validates the average.
+    """Adds the model to the average after every optimizer step; validation uses the average.
 
-    Training is not changed.  `average` is the `WindowAverage`, from the beginning of `fit` on.
-    validate=False: validate the plain model.  Its state is part of Lightning's checkpoints, with
-    all past models.  Other options are those of `WindowAverage`.
+    Training is not changed.  `average` is the `WindowAverage`, available once `fit` has started.
+    validate=False: validate the plain model.  The state, with all past models, is part of
+    Lightning's checkpoints.  Other options are those of `WindowAverage`.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class WindowAveraging(Callback):
 
     @property
     def average(self) -> WindowAverage:
-        """The average; there is none before `fit`."""
+        """The average; raises before `fit`."""
         if self._average is None:
-            raise UsageError("There is no average yet: it begins with Trainer.fit.")
+            raise UsageError("There is no average yet: Trainer.fit creates it.")
         return self._average
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -48,7 +48,7 @@ class WindowAveraging(Callback):
             self._restored = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._step = trainer.global_step  # that of the checkpoint, if there was one
+        self._step = trainer.global_step  # the checkpoint's, if there was one
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step != self._step:  # not while gradients are accumulated

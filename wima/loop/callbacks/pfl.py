@@ -13,16 +13,16 @@ from pfl.model.pytorch import PyTorchModel
 
 from wima.loop.window_average import MANIFEST, WindowAverage
 
-FOLDER = "wima"  # in the folder that pfl names
+FOLDER = "wima"  # inside the folder that pfl chooses
 
 
 class WindowAveraging(TrainingProcessCallback, Saveable):  # type: ignore[misc]
-    """Takes in the central model after every iteration; training is not changed.
+    """Adds the central model to the average after every iteration; training is not changed.
 
-    evaluation: a callback of pfl's, such as CentralEvaluationCallback, which is called with the
-    average in the model's place; give it a `format_fn` of its own.  To restore it after a crash,
-    name it among the `saveables` of RestoreTrainingCallback, which must come after it in the list.
-    Other options are those of `WindowAverage`; the average is `average`.
+    evaluation: a pfl callback, such as CentralEvaluationCallback, which is called with the averaged
+    weights in the model; give it its own `format_fn`.  To restore the average after a crash, list
+    this callback in the `saveables` of RestoreTrainingCallback, which must come after it in the
+    list of callbacks.  Other options are those of `WindowAverage`; the average is `average`.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 trainer = Trainer(...)
 trainer.add_callback(WindowAveraging(trainer, window=100))
-trainer.train()                                # each evaluation is followed by the average's
+trainer.train()                                # each evaluation is followed by one of the average
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from transformers import (
 from wima.core.errors import UsageError
 from wima.loop.window_average import WindowAverage
 
-FOLDER = "wima"  # in each checkpoint
+FOLDER = "wima"  # inside each checkpoint
 
 
 class WindowAveraging(TrainerCallback):
-    """Takes in the model after every step of the optimizer, and evaluates the average as well.
+    """Adds the model to the average after every optimizer step, and also evaluates the average.
 
-    Training is not changed.  Metrics of the average stand beside the plain model's: eval_loss and
-    eval_wima_loss, which may also choose the best checkpoint.  `average` is the `WindowAverage`,
-    from the beginning of `train` on.  save: past models are part of the Trainer's checkpoints, and
-    restored when it resumes.  Other options are those of `WindowAverage`.
+    Training is not changed.  Metrics of the average are reported beside the plain model's, as
+    eval_wima_loss beside eval_loss; they can also select the best checkpoint.  `average` is the
+    `WindowAverage`, available once `train` has started.  save: past models are part of the
+    Trainer's checkpoints, and are restored when it resumes.  Other options are those of
+    `WindowAverage`.
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class WindowAveraging(TrainerCallback):
 
     @property
     def average(self) -> WindowAverage:
-        """The average; there is none before `train`."""
+        """The average; raises before `train`."""
         if self._average is None:
-            raise UsageError("There is no average yet: it begins with Trainer.train.")
+            raise UsageError("There is no average yet: Trainer.train creates it.")
         return self._average
 
     def on_train_begin(
@@ -60,7 +61,7 @@ class WindowAveraging(TrainerCallback):
         if state.global_step and saved.is_dir():
             self._average.load(saved)
 
-    def on_optimizer_step(  # not on_step_end, which comes after gradients are zeroed
+    def on_optimizer_step(  # not on_step_end, which runs after gradients are zeroed
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self.average.update()
@@ -68,7 +69,7 @@ class WindowAveraging(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Evaluate the average on the same data; its metrics are added to the others."""
+        """Evaluate the average on the same data, and add its metrics to the others."""
         if self._average is None:
             return
         metrics: dict[str, float] = given["metrics"]
