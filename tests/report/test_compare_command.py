@@ -76,7 +76,7 @@ def test_an_unwritable_place_is_a_users_mistake(three, cli):
     ("arguments", "told"),
     [
         (["nowhere"], "no runs to compare"),
-        (["empty"], "no run folder"),
+        (["empty"], "not a run folder"),
         (["runs", "--baseline", "scafold"], "did you mean 'scaffold'?"),
         (["runs", "--baseline", "fedavg/wima6"], "did you mean 'fedavg/wima5'?"),
         (["runs", "--model", "wima7"], "did you mean 'wima5'?"),

@@ -91,7 +91,7 @@ def test_of_several_scales_the_nearest_to_the_papers_is_shown(tmp_path):
     used = [lines[COLUMN, method][-1] for method in methods]
     assert used == ["paper, W = 10", "resnet8, W = 10", "cpu, W = 10"]
     told = glance_notes(beside_paper(tables_of(*folders)))
-    assert "What was run at several scales is shown at the one nearest to the paper's." in told
+    assert "Methods run at several scales are shown at the scale nearest to the paper's." in told
 
 
 def test_the_picture_has_a_panel_per_method_with_the_papers_numbers(tmp_path):

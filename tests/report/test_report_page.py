@@ -77,7 +77,7 @@ def test_every_table_and_curve_is_shown_from_disk_without_errors(browser, page):
     show_all(browser)
     titles = browser.js("[...document.querySelectorAll('section h2')].map((e) => e.textContent)")
     expected = [EVIL, "State of the art", "Runs of fedavg on digits", "All runs", "Left out"]
-    others = ["At a glance", "Gains over plain", "How the numbers are made", "Notes"]
+    others = ["At a glance", "Gains over plain", "How the numbers are computed", "Notes"]
     assert sorted(titles) == sorted([*expected, *others])
     notes = browser.js("[...document.querySelectorAll('#notes *')].map((e) => e.tagName)")
     assert notes == ["H2", "H3", "UL", "LI", "EM", "LI", "P", "PRE", "CODE"]

@@ -95,7 +95,7 @@ def test_clients_are_those_of_the_last_record_that_has_them(made, runs, method):
     for name, key in (("gain in mean", "mean"), ("gain in worst 10 %", "worst")):
         differences = [100 * (own["wima10"][key] - own["plain"][key]) for own in found]
         assert line[name].rstrip("†") == interval(differences, 2)
-    note = "over 40 clients, of the last round in which clients were evaluated (60)"
+    note = "over 40 clients, in the last round in which clients were evaluated (60)"
     assert note in (made / "report.md").read_text(encoding="utf-8")
 
 
@@ -126,7 +126,7 @@ def test_calibration_is_the_mean_over_the_last_rounds_then_over_seeds(made, runs
     for model in MODELS:
         line = line_of(made, "calibration", "fedavg on digits", model)
         assert line[name] == f"{np.mean(levels[model]):.4f}"
-    assert Measure(key).sign == -1  # less is better, also with --metric
+    assert Measure(key).sign == -1  # lower is better, also with --metric
     differences = list(np.subtract(levels["wima10"], levels["plain"]))
     assert line[f"change in {name}"].rstrip("†") == interval(differences, 4)
 

@@ -1,1 +1,1 @@
-"""Tables and pictures from run folders, and from nothing else."""
+"""Tables and figures, made only from run folders."""

@@ -1,4 +1,4 @@
-"""How curves are drawn: seeds as their mean and a band, few evaluations as points."""
+"""How curves are drawn: seeds as a mean with a band, sparse evaluations as points."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from wima.report.statistics import Curve, Floats
 
-if TYPE_CHECKING:  # the picture of a run needs no tables
+if TYPE_CHECKING:  # the figure of a single run needs no tables
     from wima.report.tables import Member
 
-MARKED = 80  # evaluations that are shown as points; more are a line
+MARKED = 80  # up to this many evaluations are shown as points, more as a line
 
 
 class Band(NamedTuple):
-    """The values of several seeds, in the rounds where all were evaluated."""
+    """The values of several seeds, in the rounds in which all were evaluated."""
 
     rounds: NDArray[np.int64]
     mean: Floats
@@ -28,7 +28,7 @@ class Band(NamedTuple):
 
 
 def band_of(members: Sequence[Member]) -> Band | None:
-    """Mean, least and greatest of the seeds that are done; None if they are fewer than two."""
+    """Mean, minimum and maximum over the finished seeds; None if there are fewer than two."""
     own = [member for member in members if member.counts]
     curves = [member.run.curves[member.model] for member in own if member.run is not None]
     if len(curves) < 2:
@@ -40,9 +40,9 @@ def band_of(members: Sequence[Member]) -> Band | None:
 
 
 def sparse_until(rounds: NDArray[np.int64]) -> int:
-    """The last round before which rounds were left out; 0 if every round was evaluated.
+    """The round up to which some rounds were not evaluated; 0 if every round was.
 
-    Many evaluations at equal distances are a line like any other: 0, too.
+    Many evaluations at equal distances are drawn as an ordinary line, so they also give 0.
     """
     gaps = np.flatnonzero(np.diff(rounds) > 1)
     if not len(gaps) or (gaps[-1] + 2 == len(rounds) > MARKED):
@@ -51,7 +51,7 @@ def sparse_until(rounds: NDArray[np.int64]) -> int:
 
 
 def draw_curve(axes: Any, curve: Curve, until: int, label: str | None, **style: Any) -> Any:
-    """A line; before the round `until` a thin one, with points where it was evaluated."""
+    """A line; up to round `until`, it is thin, with points at the evaluations."""
     early, dense = curve.rounds <= until, curve.rounds >= until
     lines = []
     if early.any():

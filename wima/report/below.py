@@ -1,4 +1,4 @@
-"""What stands below a table, where its runs recorded it."""
+"""The sections below a table, if its runs recorded them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wima.report.tables import Table
 
 
 def below(table: Table) -> list[Section]:
-    """Sections on clients, fine-tuning and calibration, those that have numbers."""
+    """The sections on clients, fine-tuning and calibration that have numbers."""
     if table.sheet.kind == "regret":
         return []
     made = (clients(table), finetuned(table), calibration(table))

@@ -1,4 +1,4 @@
-"""Whether models are as sure as they are right: calibration error, likelihood, reliability."""
+"""Calibration of models: calibration error, likelihood, reliability diagram."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NOTE = (
 
 
 def calibration(table: Table) -> Section | None:
-    """Errors over the last rounds, and accuracy against confidence in the last of them."""
+    """Errors over the last rounds, and accuracy against confidence in the last round."""
     lines = lines_of(table, {"": partial(_errors, table.last)})
     if not lines:
         return None
     grid, notes = grid_of(lines, COLUMNS)
-    told = [f"Mean over the last {table.last} rounds; less is better.", NOTE, *notes]
+    told = [f"Mean over the last {table.last} rounds; lower is better.", NOTE, *notes]
     panels = panels_of(table, _reliability)
     if panels:
         told.append("Picture: the last evaluated round; bins of several seeds are pooled.")
@@ -56,7 +56,7 @@ def _errors(last: int, member: Member) -> Numbers:
 
 
 def _reliability(members: Sequence[Member]) -> Points:
-    """Mean confidence and accuracy of each bin that has examples, in percent."""
+    """Mean confidence and accuracy of each non-empty bin, in percent."""
     runs = [m.run.extras.newest.get(KEY, (0, {}))[1].get(m.model) for m in members if m.run]
     points = []
     for bins in zip(*filter(None, runs), strict=False):

@@ -1,4 +1,4 @@
-"""The windows that a rule chose over the rounds, beside those that were best."""
+"""The windows that a rule chose over the rounds, beside the best ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from wima.report.statistics import Curve, thinned
 from wima.report.tables import Member, Table
 
 ACROSS, POINTS = 4, 500
-SMOOTH = 5  # evaluations that make one "best window": single ones are noise
+SMOOTH = 5  # evaluations that are averaged to find a best window: single ones are noisy
 NEAR = 0.001  # windows this close to the best, as recorded, are shown as equally good
-WIDE = 1.1  # so that a single window is seen
+WIDE = 1.1  # so that a single window is visible
 GOOD = "fixed windows within 0.1 of the best"
 
 
 def choices_figure(table: Table, column: str, measure: Measure) -> Any:
-    """A panel per row: a line per seed for the rule's windows, and a band of good windows."""
+    """A panel per row: the rule's windows as a line per seed, and good windows as a band."""
     from matplotlib.figure import Figure
 
     runs: dict[str, list[dict[str, Member]]] = {}
@@ -58,7 +58,7 @@ def _panel(panel: Any, seeds: list[dict[str, Member]], measure: Measure) -> None
 
 
 def _good(seeds: list[dict[str, Member]], measure: Measure) -> tuple[Any, Any, Any]:
-    """Rounds, and the shortest and the longest fixed window about as good as the best there."""
+    """Rounds, with the shortest and longest fixed window that is about as good as the best."""
     sizes = fixed_windows(seeds[0])
     curves = [[_curve(models[heading]) for heading in sizes] for models in seeds]
     rounds, windows = curves[0][0].rounds, np.array([*sizes.values()])

@@ -1,4 +1,4 @@
-"""How models do on single clients, and after fine-tuning on each of them."""
+"""Results of models on single clients, and after fine-tuning on each client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEVELS = [f"{100 * share:g}" for share in QUANTILES]  # names of the recorded qu
 
 
 class Count(Measure):
-    """A number of clients; the mean of several may have a decimal."""
+    """A number of clients; a mean over seeds may have a decimal."""
 
     def number(self, value: float, signed: bool = False) -> str:
         return "" if isnan(value) else f"{value:.1f}".removesuffix(".0")
@@ -54,7 +54,7 @@ def clients(table: Table) -> Section | None:
 
 
 def finetuned(table: Table) -> Section | None:
-    """The same before and after each client has trained the model on its own examples."""
+    """The same before and after each client fine-tunes the model on its own examples."""
     lines = lines_of(table, {s: partial(_numbers, "finetuned", s) for s in ("before", "after")})
     if not lines:
         return None
@@ -74,16 +74,16 @@ def _columns(measure: Measure) -> list[Column]:
 
 
 def _measure(table: Table) -> Measure:
-    """Of the metric that clients were evaluated by, whatever the table is of."""
+    """The metric that clients were evaluated by, whatever the table shows."""
     return Measure(next(run.leading for run in table.runs() if run.extras.newest))
 
 
 def _notes(table: Table, key: str, measure: Measure) -> list[str]:
-    """What the numbers are of."""
+    """What the numbers mean."""
     found = [run.extras.newest[key] for run in table.runs() if key in run.extras.newest]
     told = [own.get("before", own)["count"] for _, models in found for own in models.values()]
     rounds, counts = (_range(numbers) for numbers in ([t for t, _ in found], told))
-    when = f"of the last round in which clients were evaluated ({rounds})"
+    when = f"in the last round in which clients were evaluated ({rounds})"
     return [
         f"{measure.title.capitalize()}, over {counts} clients, {when}.",
         "Worst 10 %: the mean of the worst tenth of clients. Gained, lost: clients above and "
@@ -97,7 +97,7 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _numbers(key: str, stage: str, member: Member) -> Numbers:
-    """Of the last record with this key; quantiles are named by their level."""
+    """The numbers in the last record with this key; quantiles are named by their level."""
     if member.run is None or key not in member.run.extras.newest:
         return {}
     found: Mapping[str, Any] = member.run.extras.newest[key][1].get(member.model, {})
@@ -110,7 +110,7 @@ def _numbers(key: str, stage: str, member: Member) -> Numbers:
 
 
 def _distribution(pick: Pick, factor: float, members: Sequence[Member]) -> Points:
-    """The share of clients with at most this value: the mean of each quantile over seeds."""
+    """The cumulative distribution over clients: the mean of each quantile over seeds."""
     found = [[numbers[level] for level in LEVELS] for m in members if (numbers := pick(m))]
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""What the runs of a table do otherwise than the preset of their data set, at the table's scale."""
+"""How the runs of a table differ from the preset of their data set, at the table's scale."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from wima.experiments.definition import scales
 from wima.report.tables import PLAIN, Table
 from wima.runs.settings import NOT_IN_RESULTS, Settings, change, make_settings, presets, read_table
 
-# Not worth a word: what does not change training, and averagers, which headings show.
+# Not mentioned: settings that do not change training, and averagers, which headings show.
 SILENT = {"seed", "averagers", "eval_every", "eval_last", "eval_batch_size", *NOT_IN_RESULTS}
 SILENT |= {"client_eval_every", "client_sample", "calibration", "finetune"}
 NAMED = {"algorithm", "server", "schedule", "data", "alpha"}  # by the rows and columns of a scale
-PLACES = 4  # that are listed
+PLACES = 4  # how many are listed
 
 
 def differences(table: Table) -> str:
@@ -37,7 +37,7 @@ def differences(table: Table) -> str:
 
 
 def _places(table: Table) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Each row and column with a run of a known data set: name, preset, and what differs."""
+    """Each place with a run on a known data set: its name, preset, and what differs."""
     one_column = len(table.sheet.columns) == 1
     for entry in table.entries.values():
         runs = [member.run for member in entry.members if member.run is not None]
@@ -52,7 +52,7 @@ def _places(table: Table) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _told(name: str, value: Any, row: str, table: Table) -> bool:
-    """Whether the names of the table say it already."""
+    """Whether the names in the table already say it."""
     if table.sheet.scale and (name in NAMED or f"{value} {name.split('_')[0]}" in row):
         return True  # "15 clients" is clients_per_round = 15
     whole = table.long.get(row, row)
@@ -60,7 +60,7 @@ def _told(name: str, value: Any, row: str, table: Table) -> bool:
 
 
 def _nearest(settings: Settings, scale: str) -> tuple[str, dict[str, Any]] | None:
-    """Of the presets with that data set, the one from which least differs; and what differs."""
+    """The preset for that data set with the fewest differences, and these differences."""
     found = []
     for name in presets():
         base = _base(name, scale)

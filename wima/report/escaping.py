@@ -1,4 +1,4 @@
-"""Text that Markdown and LaTeX show as it is."""
+"""Escapes text so that Markdown and LaTeX show it literally."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SPECIAL |= {"†": r"$\dagger$", "≤": r"$\le$"}
 
 
 def in_markdown(text: str) -> str:
-    """Text for Markdown, on one line; the rule under a table's header is left alone."""
+    """Text for Markdown, on one line; the rule under a table's header is unchanged."""
     if set(text) <= set("-:"):
         return text
     return re.sub(r"([\\`*_<>\[\]|&#])", r"\\\1", " ".join(text.split()))
 
 
 def markdown_table(labels: int, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown; after the first `labels` columns, which are names, numbers."""
+    """A Markdown table; the first `labels` columns are names, the others numbers."""
     rule = ["---"] * labels + ["---:"] * (len(header) - labels)
     rows = [header, rule, *lines]
     return "\n".join("| " + " | ".join(in_markdown(text) for text in row) + " |" for row in rows)

@@ -1,6 +1,6 @@
 """Curves as PNG and SVG: a colour per row (per model if there is one row), averages dashed.
 
-Of several seeds, the mean and a band from the least to the greatest value.
+Several seeds are shown as their mean and a band from the minimum to the maximum.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from wima.report.statistics import Curve, thinned
 from wima.report.strip import axes_of
 from wima.report.tables import PLAIN, Entry, Table
 
-# Far apart for colour-blind readers too, as far as twelve can be; the page has the same.
+# As distinct as twelve colours can be, also for colour-blind readers; the page uses the same.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3399cc"]
 COLOURS += ["#b2182b", "#4b3fa7", "#6b7a1e", "#8c564b", "#117777", "#666666"]
 DASHES: list[Any] = ["--", ":", "-.", (0, (8, 2, 2, 2, 2, 2)), (0, (1, 3))]  # of averages
-POINTS = 2000  # of a curve; more than a picture can show
+POINTS = 2000  # per curve; more than a figure can show
 
 
 def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
-    """A figure for each column that has curves; the names of the files."""
+    """Draw a figure for each column that has curves; returns the file names."""
     names = []
     columns = [c for c in table.sheet.columns if _entries(table, c)]
     for number, column in enumerate(columns, 1):
@@ -37,7 +37,7 @@ def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
 
 
 def save(figure: Any, path: Path, dpi: int = 120) -> str:
-    """Without date and random names: the same runs give the same file."""
+    """Save without a date or random ids: the same runs give the same file."""
     import matplotlib as mpl
 
     mpl.rcParams["svg.hashsalt"] = "wima"
@@ -49,12 +49,12 @@ def save(figure: Any, path: Path, dpi: int = 120) -> str:
 
 
 def printable_svg(text: str) -> str:
-    """Text that an SVG file can hold."""
+    """Text without characters that are invalid in SVG."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _entries(table: Table, column: str) -> list[Entry]:
-    """The places of a column with a curve to draw, of the first twelve rows."""
+    """The entries of a column that have a curve, in the first twelve rows."""
     rows = table.sheet.rows[: len(COLOURS)]
     places = [table.entry(row, column, h) for row in rows for h in table.sheet.headings]
     return [entry for entry in places if entry and any(m.score for m in entry.members)]
@@ -81,7 +81,7 @@ def _figure(table: Table, column: str, measure: Measure) -> Any:
 
 
 def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -> None:
-    """The curves of one place, with the name on the first; below, their windows."""
+    """The curves of one entry, the first one labelled; their windows are drawn below."""
     rows, averages = table.sheet.rows, [h for h in table.sheet.headings if h != PLAIN]
     plain = entry.heading == PLAIN
     dash = "-" if plain else DASHES[averages.index(entry.heading) % len(DASHES)]
@@ -99,7 +99,7 @@ def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -
 
 
 def seed_curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
-    """The mean over the seeds that are done, on a band from the least to the greatest; others."""
+    """The mean and range of the finished seeds as a line with a band; the others as lines."""
     band = band_of(entry.members)
     if band is not None:
         low, high = measure.factor * band.low, measure.factor * band.high

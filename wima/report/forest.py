@@ -1,4 +1,4 @@
-"""The gains of a report as a forest plot: a line with its interval for each comparison."""
+"""The gains of a report as a forest plot: a line with an interval for each comparison."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from wima.report.measure import Measure
 from wima.report.names import proper
 
 MOST = 60  # lines; data.csv has all
-MIDDLE, HEIGHT = 11, 22  # pixels of a line
-PAPER = "Circles: the paper's gain; in grey where our settings are not the paper's."
+MIDDLE, HEIGHT = 11, 22  # of a line, in pixels
+PAPER = "Circles: the paper's gain; grey where our settings differ from the paper's."
 
 
 def forest(found: Sequence[Comparison], measure: Measure) -> str:
-    """A section of the page; each column of the tables has an axis of its own."""
+    """A section of the page; each column of the tables has its own axis."""
     if not found:
         return ""
     shown = found[:MOST]
@@ -71,7 +71,7 @@ def _line(comparison: Comparison, axis: Axis, measure: Measure) -> str:
 
 
 class Axis:
-    """From gains to places on a track, which are percentages, so that it fits every screen."""
+    """Maps gains to positions on a track, in percent, so that it fits every screen."""
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high

@@ -1,4 +1,4 @@
-"""Reads the runs and sheets of a report; what cannot be used is listed with the reason."""
+"""Reads the runs and sheets of a report; whatever cannot be used is listed with the reason."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SIGNS = ("settings.toml", "records.jsonl", "status.json")  # a folder with any o
 
 
 class Trace(NamedTuple):
-    """What a report needs of a run."""
+    """What a report needs from a run."""
 
-    path: Path  # as it was found
+    path: Path  # as given or found
     settings: Settings
     state: str
-    reason: str  # why it ended, if not well
+    reason: str  # why it ended, if it failed
     done: int  # rounds
     environment: dict[str, Any]
     seconds: float | None  # of all its rounds
     curves: dict[str, Curve]  # by model, "plain" first
-    windows: dict[str, Curve]  # by model: how many models its average was of, if that varies
+    windows: dict[str, Curve]  # by model: the number of averaged models, if it varies
     extras: Extras
-    leading: str  # the metric of what is known of clients
+    leading: str  # the metric of the per-client results
     calibration: dict[str, dict[str, Curve]]  # metric -> model, if its calibration was measured
 
     @property
@@ -51,7 +51,7 @@ class Omitted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The input of a report.  Keys are resolved paths, so that nothing is there twice."""
+    """The input of a report.  Keys are resolved paths, so nothing is included twice."""
 
     runs: dict[Path, Trace]
     sheets: dict[Path, Sheet]
@@ -70,12 +70,12 @@ def gather(paths: Sequence[Path], metric: str) -> Found:
             for run in _runs_of(path, found):
                 _add_run(run, metric, found)
         elif not _walk(path, metric, found, seen):
-            found.omitted.append(Omitted(str(path), "no run folder, and none below it"))
+            found.omitted.append(Omitted(str(path), "not a run folder, and it contains none"))
     return found
 
 
 def _walk(folder: Path, metric: str, found: Found, seen: set[Path]) -> bool:
-    """Read a folder; returns whether it holds runs, sheets, a report or a comparison."""
+    """Read a folder; returns whether it contains runs, sheets, a report or a comparison."""
     place = folder.resolve()
     if place in seen:
         return True
@@ -88,7 +88,7 @@ def _walk(folder: Path, metric: str, found: Found, seen: set[Path]) -> bool:
         found.omitted.append(Omitted(str(folder), f"cannot be read: {error.strerror}"))
         return True
     if names.intersection((MARKER, COMPARED)):
-        return True  # made from runs
+        return True  # it was made from runs
     if names.intersection(SIGNS):
         _add_run(folder, metric, found)
         return True
@@ -111,7 +111,7 @@ def _add_sheet(path: Path, found: Found) -> None:
 
 
 def _runs_of(sheet: Path, found: Found) -> Iterator[Path]:
-    """The folders of the runs that a sheet names, those that are there."""
+    """The existing folders of the runs that a sheet names."""
     known = found.sheets.get(sheet.resolve())
     names = dict.fromkeys(cell.run for cell in known.cells) if known else {}
     yield from (sheet.parent / name for name in names if (sheet.parent / name).is_dir())
@@ -128,7 +128,7 @@ def _add_run(path: Path, metric: str, found: Found) -> None:
 
 
 def _trace(run: Run, metric: str) -> Trace:
-    """The curves and facts of a run; a run without the metric is refused."""
+    """The curves and facts of a run; raises if it lacks the metric."""
     try:
         curves = {model: _curve(*run.curve(model, metric)) for model in run.models}
         windows = {model: _curve(*counts) for model, counts in run.windows.items()}
@@ -146,7 +146,7 @@ def _trace(run: Run, metric: str) -> Trace:
 
 
 def _calibration(run: Run) -> dict[str, dict[str, Curve]]:
-    """The curves of its calibration, if every evaluation has them."""
+    """Its calibration curves, if every evaluation has them."""
     try:
         return {m: {n: _curve(*run.curve(n, m)) for n in run.models} for m in CALIBRATION}
     except KeyError:
@@ -162,7 +162,7 @@ def _curve(rounds: Sequence[int], values: Sequence[float]) -> Curve:
 
 
 def _seconds(path: Path) -> float | None:
-    """The time of all rounds together, if it was recorded."""
+    """The total time of all rounds, if it was recorded."""
     try:
         return sum(seconds_of(path).values()) or None
     except UsageError:

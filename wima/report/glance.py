@@ -19,7 +19,7 @@ TITLE = "At a glance"
 
 
 class Beside(NamedTuple):
-    """The average of one method on one data set, where the paper prints it too."""
+    """The average of one method on one data set, for which the paper also has a number."""
 
     table: Table
     entry: Entry
@@ -36,7 +36,7 @@ class Beside(NamedTuple):
 
 
 def beside_paper(tables: Sequence[Table]) -> list[Beside]:
-    """Each data set and method once, at the scale nearest to the paper's where it ended."""
+    """Each data set and method once, at the finished scale nearest to the paper's."""
     found: dict[tuple[str, str], Beside] = {}
     for table in sorted(tables, key=_distance):
         for entry in table.entries.values():
@@ -49,13 +49,13 @@ def beside_paper(tables: Sequence[Table]) -> list[Beside]:
 
 
 def _distance(table: Table) -> tuple[bool, float]:
-    """First the paper's scale, then those with the longest windows."""
+    """A sort key: the paper's scale first, then the longest windows."""
     scale = scales().get(table.sheet.scale)
     return table.sheet.scale != "paper", -scale.windows if scale else 0.0
 
 
 def glance(found: Sequence[Beside], measure: Measure) -> Grid:
-    """One line for each."""
+    """One line per data set and method."""
     return Grid(2, HEADER, [_line(one, measure) for one in found])
 
 
@@ -73,7 +73,7 @@ def _seeds(gain: Interval) -> int:
 
 
 def same_sign(paper: float | None, gain: Interval | None) -> str:
-    """`open` if the interval holds zero, or there is none; a dash if one of the two diverged."""
+    """`open` if the interval contains zero or is missing; a dash if either diverged."""
     if paper is None or gain is None:
         return "-"
     if isnan(gain.half) or abs(gain.mean) <= gain.half:
@@ -82,16 +82,16 @@ def same_sign(paper: float | None, gain: Interval | None) -> str:
 
 
 def glance_notes(found: Sequence[Beside]) -> list[str]:
-    """How to read the lines."""
+    """How to read the table."""
     gains = [one.entry.gain for one in found if one.entry.gain]
     lines = ["Gain: points of test accuracy over the plain model, with our 95 % interval."]
     if any(gain.basis == "rounds" for gain in gains):
-        lines.append("* One seed: the interval is over the rounds of that run. Else: over seeds.")
+        lines.append("* One seed: the interval is over that run's rounds; otherwise over seeds.")
     if any(gain.marked for gain in gains):
-        lines.append("† Excludes zero after Holm's correction, too.")
-    lines.append("Same sign: open if our interval holds zero; a dash if a side diverged (N/A).")
+        lines.append("† Also excludes zero after Holm's correction.")
+    lines.append("Same sign: open if our interval contains zero; a dash if either diverged (N/A).")
     if len({one.table.sheet.scale for one in found}) > 1:
-        lines.append("What was run at several scales is shown at the one nearest to the paper's.")
+        lines.append("Methods run at several scales are shown at the scale nearest to the paper's.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""A table as lines of texts, for every kind of file."""
+"""A table as rows of strings, for every kind of file."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from wima.report.measure import Measure, megabytes
 from wima.report.regret import regret_lines
 from wima.report.tables import PLAIN, Entry, Table
 
-GAIN = "gain of "  # and a heading
+GAIN = "gain of "  # followed by a heading
 
 
 class Grid(NamedTuple):
-    """A table of texts; the first `labels` columns are names, the others numbers."""
+    """A table of strings; the first `labels` columns are names, the others numbers."""
 
     labels: int
     header: list[str]
     lines: list[list[str]]
-    best: Collection[tuple[int, int]] = ()  # line and column of the best model of each place
+    best: Collection[tuple[int, int]] = ()  # line and column of the best model in each place
 
 
 def grid(table: Table, measure: Measure) -> Grid:
-    """Ours, with the paper's number and the difference in parentheses.
+    """Our numbers, with the paper's number and the difference in parentheses.
 
     With one column: a line per row.  With several: a line per row and model, as in the paper.
-    Seeds have a column only if they differ from place to place.
+    There is a column for seeds only if their number varies.
     """
     if table.sheet.kind == "regret":
         return Grid(2, *regret_lines(table, measure))
@@ -34,7 +34,7 @@ def grid(table: Table, measure: Measure) -> Grid:
 
 
 def common_seeds(table: Table) -> str:
-    """What all numbers of a table stand on, such as `3 seeds`; empty if that differs."""
+    """The seeds of all numbers in a table, such as `3 seeds`; empty if they differ."""
     found = {entry.basis for entry in table.entries.values() if entry.seeds}
     return found.pop() if len(found) == 1 else ""
 
@@ -81,7 +81,7 @@ def _long(table: Table, measure: Measure) -> Grid:
 
 
 def _leaders(entries: Mapping[str, Entry | None], measure: Measure) -> set[str]:
-    """The models with the best number as it is shown; none if all are equal."""
+    """The models with the best number as shown; none if all are equal."""
     shown = {
         heading: round(measure.sign * measure.factor * entry.mean, measure.digits)
         for heading, entry in entries.items()
@@ -109,7 +109,7 @@ def target_grid(table: Table, measure: Measure) -> Grid | None:
 
 
 def reached_text(entry: Entry | None) -> str:
-    """The mean of the first rounds at the target, over the seeds that reach it; and of the MB."""
+    """The mean first round at the target, over the seeds that reach it, with the mean MB sent."""
     if entry is None or not entry.seeds:
         return ""
     reached = [m.score.reached for m in entry.members if m.counts and m.score]
@@ -122,7 +122,7 @@ def reached_text(entry: Entry | None) -> str:
 
 
 def value(entry: Entry | None, measure: Measure) -> str:
-    """The number of a place, or what stands there instead; the paper's behind it."""
+    """The number of an entry, or the text shown instead, followed by the paper's number."""
     if entry is None:
         return ""
     ours = entry.text or measure.spread(entry.mean, entry.deviation)
@@ -135,7 +135,7 @@ def value(entry: Entry | None, measure: Measure) -> str:
 
 
 def gain(table: Table, entry: Entry | None, measure: Measure) -> str:
-    """The gain over plain with its interval; the paper's behind it."""
+    """The gain over plain with its interval, followed by the paper's gain."""
     if entry is None or entry.gain is None:
         return ""
     paper = paper_gain(table, entry)
@@ -144,7 +144,7 @@ def gain(table: Table, entry: Entry | None, measure: Measure) -> str:
 
 
 def paper_gain(table: Table, entry: Entry) -> float | None:
-    """The difference of the paper's two numbers, in points."""
+    """The difference between the paper's two numbers, in points."""
     plain = table.entry(entry.row, entry.column, PLAIN)
     if entry.heading == PLAIN or plain is None or not (entry.printed and plain.printed):
         return None
@@ -153,7 +153,7 @@ def paper_gain(table: Table, entry: Entry) -> float | None:
 
 
 def _seeds(entries: Collection[Entry | None]) -> str:
-    """The seeds of a line: one answer if its places agree, else one for each, in order."""
+    """The seeds of a line: one text if all entries agree, else one for each, in order."""
     answers = [entry.basis if entry else "none" for entry in entries]
     filled = {entry.basis for entry in entries if entry}
     return filled.pop() if len(filled) == 1 else " / ".join(answers)

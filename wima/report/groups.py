@@ -1,4 +1,4 @@
-"""The table of runs that are in no sheet: those that differ in nothing but the seed are one row."""
+"""The table of runs that are in no sheet: runs that differ only in the seed form one row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ APART = {"seed", *NOT_IN_RESULTS}  # what runs of one row may differ in
 
 
 def runs_table(runs: Sequence[Trace], measure: Measure) -> tuple[Table, list[Omitted]]:
-    """A row per group of runs, a heading per model; and the runs that repeat another one."""
+    """A row per group of runs, a heading per model; also returns runs that repeat another one."""
     groups: dict[tuple[tuple[str, str], ...], dict[int, Trace]] = {}
     repeats = []
     for run in sorted(runs, key=_best_first):
@@ -43,7 +43,7 @@ def runs_table(runs: Sequence[Trace], measure: Measure) -> tuple[Table, list[Omi
 
 
 def _best_first(run: Trace) -> tuple[bool, int, str]:
-    """Of runs with the same settings and seed, the one that came furthest is shown."""
+    """Of runs with the same settings and seed, the one that got furthest is shown."""
     return run.state != "done", -run.done, str(run.path)
 
 
@@ -53,7 +53,7 @@ def _members(seeds: dict[int, Trace]) -> Members:
 
 
 def _facts(settings: Settings) -> dict[str, str]:
-    """The settings that make a group, as short texts; those that are not set are left out."""
+    """The settings that define a group, as short strings, without those that are not set."""
     values = {name: getattr(settings, name) for name in type(settings).model_fields}
     return {n: _text(v) for n, v in values.items() if n not in APART and v is not None}
 
@@ -66,11 +66,11 @@ class Name(NamedTuple):
     """What a group of runs is called."""
 
     short: str  # of at most LIMIT characters
-    whole: str  # with all that differs
+    whole: str  # with everything that differs
 
 
 def group_names(groups: Sequence[dict[str, str]]) -> list[Name]:
-    """A name of its own for each group: algorithm and data, and what else tells it from others."""
+    """A unique name for each group: algorithm and data, and what else distinguishes it."""
     alike: dict[str, list[dict[str, str]]] = {}
     for group in groups:
         alike.setdefault(_first(group), []).append(group)
@@ -90,7 +90,7 @@ def _first(group: dict[str, str]) -> str:
 
 
 def _telling(groups: Sequence[dict[str, str]]) -> list[str]:
-    """The settings that these groups differ in, first those that tell most of them apart."""
+    """The settings in which these groups differ, those with the most distinct values first."""
 
     def kinds(names: Sequence[str]) -> int:
         return len({tuple(group.get(name) for name in names) for group in groups})
@@ -98,7 +98,7 @@ def _telling(groups: Sequence[dict[str, str]]) -> list[str]:
     known = dict.fromkeys(name for group in groups for name in group)
     varied = [name for name in known if name != "averagers" and kinds([name]) > 1]
     varied.sort(key=lambda name: -kinds([name]))
-    if kinds(varied) < len(groups):  # headings show the averagers; only if need be
+    if kinds(varied) < len(groups):  # averagers only if needed: headings show them
         varied.append("averagers")
     needed: list[str] = []
     for name in varied:

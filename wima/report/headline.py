@@ -1,4 +1,4 @@
-"""Does averaging help here, by how much, and how sure is that: one sentence over all tables."""
+"""One sentence over all tables: whether averaging helps, by how much and how confidently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_AVERAGED = ("wima1", PLAIN)  # a mean of one model
 
 
 class Comparison(NamedTuple):
-    """One training, with an average and without: the gain over its seeds or rounds."""
+    """One training with and without an average: the gain over its seeds or rounds."""
 
     table: Table
     entry: Entry
@@ -38,7 +38,7 @@ class Comparison(NamedTuple):
 
 
 def comparisons(tables: Sequence[Table]) -> list[Comparison]:
-    """Each training once, however many tables show it, with the average that most of them have."""
+    """Each training once, however many tables show it, with the most frequent average."""
     trainings: dict[frozenset[str], dict[str, Comparison]] = {}
     for table in tables:
         for entry in table.entries.values():
@@ -75,7 +75,7 @@ def headline(tables: Sequence[Table], measure: Measure) -> str:
 
 
 def _sure(found: Sequence[Comparison], measure: Measure) -> str:
-    """In how many the gain, or the loss, differs from zero after Holm's correction."""
+    """In how many comparisons the gain or loss is significant after Holm's correction."""
     known = sum(not isnan(comparison.gain.half) for comparison in found)
     if not known:
         return " (too few evaluations for intervals)"
@@ -86,7 +86,7 @@ def _sure(found: Sequence[Comparison], measure: Measure) -> str:
 
 
 def _middle(found: Sequence[Comparison], measure: Measure) -> str:
-    """The median, with the interval of its order statistics where there are enough."""
+    """The median, with an interval from order statistics if there are enough comparisons."""
     gains = sorted(comparison.gain.mean for comparison in found)
     ends = median_interval(gains)
     shown = f"median {_gain(measure)} {_points(median(gains), measure)}"
@@ -97,9 +97,10 @@ def _middle(found: Sequence[Comparison], measure: Measure) -> str:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the median of sorted values, free of any distribution: x_k, x_(n+1-k).
+    """The distribution-free 95 % interval of the median of sorted values: x_k, x_(n+1-k).
 
-    k is the largest for which at most k - 1 of n fair coins show heads with 2.5 % or less.
+    k is the largest number for which n fair coins show at most k - 1 heads with a probability of
+    at most 2.5 %.
     """
     from scipy.special import bdtr  # type: ignore[import-untyped]  # slow to import
 
@@ -125,13 +126,13 @@ def _points(value: float, measure: Measure) -> str:
 
 def _interval(gain: Interval, measure: Measure) -> str:
     if isnan(gain.half):
-        return f"{_points(gain.mean, measure)}, without interval: too few evaluations"
+        return f"{_points(gain.mean, measure)}, no interval: too few evaluations"
     ends = (measure.number(gain.mean + side * gain.half, signed=True) for side in (-1, 1))
     return f"{_points(gain.mean, measure)} [{', '.join(ends)}]"
 
 
 def _seeds(counts: set[int]) -> str:
-    """What the intervals stand on."""
+    """The number of seeds behind the intervals."""
     if counts == {1}:
         return "1 seed: this says nothing about other seeds."
     few, many = min(counts), max(counts)

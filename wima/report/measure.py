@@ -22,8 +22,8 @@ class Measure(NamedTuple):
     """A metric of the records; an accuracy is shown in percent."""
 
     metric: str = "accuracy"
-    last: int | None = None  # rounds that a number is the mean of; None: the sheet or run decides
-    target: float | None = None  # of the metric, as recorded
+    last: int | None = None  # rounds in the mean; None: the sheet or run decides
+    target: float | None = None  # a value of the metric, as recorded
 
     @property
     def is_share(self) -> bool:
@@ -31,7 +31,7 @@ class Measure(NamedTuple):
 
     @property
     def factor(self) -> int:
-        """From what is recorded to what is shown."""
+        """Shown value divided by recorded value."""
         return 100 if self.is_share else 1
 
     @property
@@ -44,7 +44,7 @@ class Measure(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """-1 if less is better."""
+        """-1 if lower is better."""
         falls = "loss" in self.metric or "error" in self.metric or self.metric == "ece"
         return -1 if falls else 1
 
@@ -56,12 +56,12 @@ class Measure(NamedTuple):
         return text.replace("-", MINUS)
 
     def spread(self, mean: float, deviation: float) -> str:
-        """A mean, with its deviation if there is one."""
+        """A mean, followed by its deviation if there is one."""
         second = self.number(deviation)
         return self.number(mean) + (f" ± {second}" if second else "")
 
     def interval(self, gain: Interval) -> str:
-        """A gain with the ends of its interval; * if from a single run, † if Holm keeps it."""
+        """A gain with its interval; * if from a single run, † if significant after Holm."""
         mean = self.number(gain.mean, signed=True)
         if isnan(gain.half):
             return mean

@@ -1,4 +1,4 @@
-"""Names as papers print them, for what settings and records call by short words."""
+"""Names as printed in papers, for the short names in settings and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of a table must know: a sentence each."""
+"""Notes for the reader of a table, one sentence each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wima.report.tables import PLAIN, Table
 
 
 def notes(table: Table, measure: Measure) -> list[str]:
-    """All notes of a table, the command last."""
+    """All notes on a table, the command last."""
     sheet = table.sheet
     if sheet.kind == "regret":
         lines = [f"{measure.title.capitalize()}.", *NOTES]
@@ -22,7 +22,9 @@ def notes(table: Table, measure: Measure) -> list[str]:
         lines = [level_note(table, measure)]
         where = next((e.printed.where for e in table.entries.values() if e.printed), "")
         if where:
-            lines.append(f"In parentheses: the paper's number ({where}), and ours minus it.")
+            lines.append(
+                f"In parentheses: the paper's number ({where}), and ours minus the paper's."
+            )
         lines += [*gain_notes(table), *bytes_notes(table, measure)]
     lines += [
         *settings_notes(table),
@@ -34,7 +36,7 @@ def notes(table: Table, measure: Measure) -> list[str]:
 
 
 def level_note(table: Table, measure: Measure) -> str:
-    """What a number is the mean of."""
+    """The rounds and seeds that a number is averaged over."""
     mean = f"{measure.title.capitalize()}: mean over the last {table.last} rounds"
     seeds = common_seeds(table)
     return f"{mean}; {seeds}." if seeds == "1 seed" else f"{mean}, then over {seeds or 'seeds'}."
@@ -54,7 +56,7 @@ def settings_notes(table: Table) -> list[str]:
 
 
 def privacy_notes(table: Table) -> list[str]:
-    """What the runs of each column have spent, if they are private."""
+    """The privacy budget that the runs of each column have spent, if they are private."""
     spent: dict[str, dict[str, str]] = {}
     for entry in table.entries.values():
         for run in (member.run for member in entry.members if member.run is not None):
@@ -85,17 +87,17 @@ def gain_notes(table: Table) -> list[str]:
 
 
 def holm_note(intervals: int) -> str:
-    """What so many intervals mean together."""
+    """How to interpret this many intervals together."""
     return (
         f"Intervals: {intervals}, of which {RISK * intervals:.2g} would exclude zero by chance if "
-        "nothing were gained. † Still excludes zero after Holm's correction for their number."
+        "there were no gains. † Still excludes zero after Holm's correction for their number."
     )
 
 
 def bytes_notes(table: Table, measure: Measure) -> list[str]:
-    """What MB to the target are, and why some are missing; nothing if no run recorded them."""
+    """What MB to the target means, and why some are missing; empty if no run recorded them."""
     if measure.target is None or not any(run.extras.sent for run in table.runs()):
         return []
     older = not all(run.extras.sent for run in table.runs() if run.done)
-    told = "MB: millions of bytes, sent to clients and by them until that round."
-    return [told + (" Runs without them are older and did not record them." if older else "")]
+    told = "MB: millions of bytes sent to and from clients until that round."
+    return [told + (" Older runs did not record them." if older else "")]

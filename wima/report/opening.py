@@ -1,4 +1,4 @@
-"""The picture that opens a page of results: curves at the paper's scale, and its numbers."""
+"""The figure at the top of a page of results: curves at the paper's scale, with its numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from wima.report.names import proper
 from wima.report.statistics import thinned
 from wima.report.tables import PLAIN, Entry, Member
 
-ACROSS = 4  # panels
-POINTS = 600  # of a curve
-DPI = 96  # of a picture that is kept with documents
+ACROSS = 4  # panels per row
+POINTS = 600  # per curve
+DPI = 96  # small, because the figure is committed with documents
 PAPER = "paper: "
 STYLES: dict[bool, dict[str, Any]] = {  # of the plain model, and of the average
     True: {"color": COLOURS[1], "linewidth": 1.0},
@@ -27,7 +27,7 @@ STYLES: dict[bool, dict[str, Any]] = {  # of the plain model, and of the average
 
 
 def draw_opening(found: Sequence[Beside], folder: Path, measure: Measure) -> str:
-    """A PNG of the data set with the most methods at the paper's scale; its name, or nothing."""
+    """Draw the data set with the most methods at the paper's scale; returns the file's name."""
     shown = [one for one in found if one.table.sheet.scale == "paper"]
     counts = Counter(one.entry.column for one in shown)
     if not counts:
@@ -52,7 +52,7 @@ def _figure(found: Sequence[Beside], column: str, measure: Measure) -> Any:
         panel.set_title(_title(one), fontsize="medium", parse_math=False)
     for panel in panels[len(found) :]:
         panel.set_axis_off()
-    for panel in panels[max(0, len(found) - across) : len(found)]:  # nothing is below them
+    for panel in panels[max(0, len(found) - across) : len(found)]:  # no panel is below them
         panel.tick_params(labelbottom=True)
         panel.set_xlabel("round")
     low, high = min(values, default=0.0), max(values, default=0.0)
@@ -71,7 +71,7 @@ def _title(one: Beside) -> str:
 
 
 def _legend(figure: Any, panels: Iterable[Any]) -> None:
-    """The names of all panels, each once, curves first."""
+    """A legend with the labels of all panels, each once, curves first."""
     lines = [line for panel in panels for line in panel.get_legend_handles_labels()[0]]
     lines.sort(key=lambda line: line.get_label().startswith(PAPER))
     named = {line.get_label(): line for line in lines}
@@ -79,7 +79,7 @@ def _legend(figure: Any, panels: Iterable[Any]) -> None:
 
 
 def _panel(panel: Any, one: Beside, measure: Measure) -> list[float]:
-    """Both models of a method; returns the values that must be in sight."""
+    """Draw both models of a method; returns the values that must be visible."""
     plain = one.table.entry(one.entry.row, one.entry.column, PLAIN)
     seen: list[float] = []
     for entry in filter(None, (plain, one.entry)):
@@ -96,7 +96,7 @@ def _panel(panel: Any, one: Beside, measure: Measure) -> list[float]:
 
 
 def _late(member: Member, measure: Measure) -> list[float]:
-    """The values of the last two thirds: the first rounds would flatten the rest."""
+    """The values in the last two thirds of the rounds: the first ones would flatten the rest."""
     if member.run is None or member.score is None:
         return []
     curve = member.run.curves[member.model]

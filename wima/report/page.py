@@ -1,6 +1,6 @@
 """The report as one self-contained HTML page.
 
-The files in page/ are joined; the data are JSON in the page, drawn by page/*.js.
+The files in page/ are joined; the data are embedded as JSON and drawn by page/*.js.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ SCRIPTS = (
     "runs.js",
     "page.js",
 )
-BUDGET = 1_200_000  # points of all curves together, which make about 6 MB
-LEAST, MOST = 60, 1000  # points of one curve
-OWN = ("started", "engine", "threads", "workers", "clients")  # of each run, not of its machine
+BUDGET = 1_200_000  # points of all curves together, about 6 MB
+LEAST, MOST = 60, 1000  # points per curve
+OWN = ("started", "engine", "threads", "workers", "clients")  # facts of a run, not of its machine
 
 
 def page(
@@ -58,7 +58,7 @@ def page(
     facts: dict[str, Any],
     files: dict[str, list[str]],
 ) -> str:
-    """The page of these tables.  files: slug -> what else was written of a table."""
+    """The page for these tables.  files: slug -> the other files of a table."""
     data = payload(tables, omitted, measure)
     shown = {name: fact for name, fact in facts.items() if name not in ("notes", "by_data")}
     data |= {"facts": shown, "files": files}
@@ -85,7 +85,7 @@ def _joined(by_data: dict[str, str]) -> str:
 
 
 def notes_section(notes: str, name: str = "notes", title: str = "Notes") -> str:
-    """The reporter's own words, which are Markdown, under the page's headings."""
+    """The author's notes, in Markdown, with headings below the page's own."""
     if not notes:
         return ""
     reader = MarkdownIt("commonmark", {"html": False}).disable("image").enable("table")
@@ -98,12 +98,12 @@ def notes_section(notes: str, name: str = "notes", title: str = "Notes") -> str:
 
 
 def _hash(text: str) -> str:
-    """The source in the page's policy that allows this script or style and no other."""
+    """The source in the page's policy that allows only this script or style."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def _inside_html(data: Any) -> str:
-    """JSON in which nothing can end the script element."""
+    """JSON that cannot close the script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -113,7 +113,7 @@ def _inside_html(data: Any) -> str:
 def payload(
     tables: Sequence[Table], omitted: Sequence[Omitted], measure: Measure
 ) -> dict[str, Any]:
-    """All that the page shows, as JSON."""
+    """Everything that the page shows, as JSON."""
     shown = {id(run): run for table in tables for run in table.runs()}
     runs = sorted(shown.values(), key=lambda run: str(run.path))
     number = {id(run): i for i, run in enumerate(runs)}
@@ -167,7 +167,7 @@ def _table(
 
 
 def _sections(table: Table) -> list[dict[str, Any]]:
-    """What stands below a table; the points of its pictures with two decimals."""
+    """The sections below a table; the points of their figures have two decimals."""
     made = []
     for section in below(table):
         shown: dict[str, Any] = {"title": section.title, "notes": section.notes}
@@ -184,7 +184,7 @@ def _sections(table: Table) -> list[dict[str, Any]]:
 
 
 def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure) -> dict[str, Any]:
-    """A number of a table.  Values are as shown: percent for an accuracy."""
+    """A number in a table.  Values are as shown: percent for an accuracy."""
     sheet, gain = table.sheet, entry.gain
     scores = [m.score for m in entry.members if m.counts and m.score] if entry.seeds else []
     shown: dict[str, Any] = {
@@ -220,7 +220,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _shown(value: float, measure: Measure) -> float | None:
-    """A recorded value as it is shown, with two digits to spare."""
+    """A recorded value as shown, with two extra digits."""
     return None if isnan(value) else round(measure.factor * value, measure.digits + 2)
 
 
@@ -259,13 +259,13 @@ def _command(words: Any) -> str:
 
 
 def _curve(curve: Curve, points: int, scale: float) -> dict[str, Any]:
-    """A curve for the page; `sparse`: up to which round evaluations are points."""
+    """A curve for the page; `sparse`: the round up to which evaluations are points."""
     until = sparse_until(curve.rounds)
     return _points(thinned(curve, points), scale) | ({"sparse": until} if until else {})
 
 
 def _band(band: Band, points: int, measure: Measure) -> dict[str, Any]:
-    """The mean over seeds as a curve, with the least and the greatest values in the same rounds."""
+    """The mean over seeds as a curve, with the minimum and maximum in the same rounds."""
     scale = measure.factor * 10**measure.digits
     mean = _curve(Curve(band.rounds, band.mean), points, scale)
     kept = np.isin(band.rounds, thinned(Curve(band.rounds, band.mean), points).rounds)
@@ -275,7 +275,7 @@ def _band(band: Band, points: int, measure: Measure) -> dict[str, Any]:
 
 
 def _points(curve: Curve, scale: float = 1) -> dict[str, Any]:
-    """Rounds, as first and step where they are regular, and scaled values as whole numbers."""
+    """Rounds, as start and step if they are regular, and scaled values as integers."""
     values = [None if not isfinite(v) else round(v * scale) for v in curve.values.tolist()]
     steps = np.unique(np.diff(curve.rounds))
     if len(steps) == 1:

@@ -1,4 +1,4 @@
-"""The pictures of sections as PNG and SVG: a panel per place, a line per model."""
+"""The figures of sections as PNG and SVG: a panel per place, a line per model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from wima.report.section import Panel, Picture
 from wima.report.tables import PLAIN, Table
 
 ACROSS, MOST = 4, 24  # panels
-SIZE, WIDE = 3.2, 40  # inches of a panel, and characters above it
+SIZE, WIDE = 3.2, 40  # width of a panel in inches, and of its title in characters
 
 
 def draw_sections(table: Table, folder: Path) -> list[str]:
-    """A figure for each section that has a picture; the names of the files."""
+    """Draw a figure for each section that has one; returns the file names."""
     names = []
     for section in below(table):
         if section.picture is not None and section.picture.panels:
@@ -52,7 +52,7 @@ def _figure(picture: Picture, headings: list[str]) -> Any:
 
 
 def _draw(axes: Any, panel: Panel, diagonal: bool, headings: list[str]) -> None:
-    """Plain solid, averages dashed, as in the figures of curves."""
+    """Plain is solid, averages are dashed, as in the figures of curves."""
     if diagonal:
         axes.plot((0, 100), (0, 100), color="0.6", linewidth=0.8)
     averages = [heading for heading in headings if heading != PLAIN]

@@ -13,29 +13,29 @@ from wima.report.measure import Measure
 from wima.report.statistics import Curve
 from wima.report.tables import PLAIN, Member, Table
 
-FIXED = "W = "  # headings that begin with it are windows to choose from in hindsight
-LAST, MIDDLE = (2 / 3, 1.0), (1 / 3, 2 / 3)  # shares of the rounds
+FIXED = "W = "  # headings that start with it are windows to choose from in hindsight
+LAST, MIDDLE = (2 / 3, 1.0), (1 / 3, 2 / 3)  # fractions of the rounds
 
 
 class Regret(NamedTuple):
-    """One run, over a part of its rounds; numbers are as recorded."""
+    """One run over a part of its rounds; numbers are as recorded."""
 
     row: str
     column: str
     plain: float
     best: float  # of plain and the fixed windows
-    window: str  # the best one
+    window: str  # the best window
     behind: dict[str, float]  # rule -> its value minus the best
 
 
 def regrets(table: Table, measure: Measure, part: tuple[float, float]) -> list[Regret]:
-    """Of every run that is done, over that part of its rounds."""
+    """The regret of every finished run over that part of its rounds."""
     found = (_regret(place, models, measure, part) for place, models in done_runs(table))
     return [regret for regret in found if regret is not None]
 
 
 def done_runs(table: Table) -> Iterator[tuple[tuple[str, str], dict[str, Member]]]:
-    """Row and column of each run that is done, with its models by heading."""
+    """Row and column of each finished run, with its models by heading."""
     for row in table.sheet.rows:
         for column in table.sheet.columns:
             entries = [table.entry(row, column, heading) for heading in table.sheet.headings]
@@ -62,9 +62,9 @@ def _regret(
 
 
 def fixed_windows(models: dict[str, Member]) -> dict[str, int]:
-    """The headings to choose from in hindsight, with their windows; plain has 1.
+    """The headings to choose from in hindsight, with their windows; plain counts as 1.
 
-    At a smaller scale, the window of the model is not that of the heading.
+    At smaller scales, the window of the model differs from that in the heading.
     """
     found = {h: re.fullmatch(r"wima(\d+)", m.model) for h, m in models.items()}
     own = {h: int(match[1]) for h, match in found.items() if match and h.startswith(FIXED)}
@@ -81,7 +81,7 @@ def _mean(member: Member, part: tuple[float, float]) -> float:
 
 
 def regret_lines(table: Table, measure: Measure) -> tuple[list[str], list[list[str]]]:
-    """A line per method and data set, the mean over its seeds; then means, and the worst run."""
+    """A line per method and data set (the mean over seeds), then the means and the worst run."""
     late, middle = (regrets(table, measure, part) for part in (LAST, MIDDLE))
     rules = [h for h in table.sheet.headings if h != PLAIN and not h.startswith(FIXED)]
     first, others = rules[:1], rules[1:]
@@ -122,7 +122,7 @@ def _behind(
 
 
 def _of(values: Sequence[float], worst: int = 0) -> float:
-    """The mean; or the worst of values of which more (1) or less (-1) is better."""
+    """The mean; or the worst value, if higher (1) or lower (-1) is better."""
     if not values:
         return float("nan")
     return worst * min(worst * v for v in values) if worst else sum(values) / len(values)
@@ -130,6 +130,6 @@ def _of(values: Sequence[float], worst: int = 0) -> float:
 
 NOTES = [
     "Mean over the last third of the rounds (before: the second third), then over seeds.",
-    "Best: of plain and the fixed windows, chosen afterwards for each run and third.",
-    "A rule that chooses beforehand or on the way is behind by the number shown.",
+    "Best: the best of plain and the fixed windows, in hindsight, for each run and third.",
+    "The numbers show how far a rule that chooses before or during a run is behind the best.",
 ]

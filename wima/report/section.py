@@ -1,4 +1,4 @@
-"""A table below a table, of numbers that runs recorded once or beside the metric; with a picture.
+"""A section below a table, with a table and a figure of other numbers that runs recorded.
 
 Numbers are means over seeds; gains over plain are paired by seed.
 """
@@ -17,7 +17,7 @@ from wima.report.notes import holm_note
 from wima.report.statistics import Interval, corrected, gain_over_seeds
 from wima.report.tables import PLAIN, Entry, Member, Table
 
-Numbers = Mapping[str, float]  # of one model in one run, by name
+Numbers = Mapping[str, float]  # for one model in one run, by name
 Pick = Callable[[Member], Numbers]  # empty if the run has no such numbers
 Points = list[tuple[float, float]]
 
@@ -39,9 +39,9 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table with its notes, and a picture of the same models."""
+    """A table with its notes, and a figure of the same models."""
 
-    name: str  # in files
+    name: str  # in file names
     title: str
     grid: Grid
     notes: list[str]
@@ -49,7 +49,7 @@ class Section(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A number by its name in `Numbers`; and its gain over plain, if that has a heading."""
+    """A number, by its name in `Numbers`, and its gain over plain if that has a heading."""
 
     heading: str
     name: str
@@ -62,22 +62,22 @@ class Line(NamedTuple):
 
     labels: list[str]
     entry: Entry
-    values: dict[int, Numbers]  # by seed, of the runs that are done
-    plain: dict[int, Numbers]  # the same of plain; empty if this is plain
+    values: dict[int, Numbers]  # by seed, for finished runs
+    plain: dict[int, Numbers]  # the same for plain; empty if this is plain
 
     def mean(self, name: str) -> float:
         found = [numbers[name] for numbers in self.values.values() if name in numbers]
         return float(np.mean(found)) if found else nan
 
     def gain(self, name: str) -> Interval | None:
-        """Over plain, in the seeds that both have."""
+        """The gain over plain, for the seeds that both have."""
         shared = [seed for seed in self.values if seed in self.plain]
         differences = [self.values[seed][name] - self.plain[seed][name] for seed in shared]
         return gain_over_seeds(differences) if differences else None
 
 
 def lines_of(table: Table, picks: Mapping[str, Pick]) -> list[Line]:
-    """A line for each model and pick of which a run has numbers.  picks: by label."""
+    """A line for each model and pick for which a run has numbers.  picks: by label."""
     made = []
     for entry, names in _entries(table):
         plain = table.entry(entry.row, entry.column, PLAIN)
@@ -90,7 +90,7 @@ def lines_of(table: Table, picks: Mapping[str, Pick]) -> list[Line]:
 
 
 def _entries(table: Table) -> Iterator[tuple[Entry, list[str]]]:
-    """Row by row; with the names of row and column, where there are several."""
+    """Row by row, with the names of row and column if there are several."""
     sheet = table.sheet
     several = len(sheet.rows) > 1, len(sheet.columns) > 1
     for place in [(row, column) for row in sheet.rows for column in sheet.columns]:
@@ -100,13 +100,13 @@ def _entries(table: Table) -> Iterator[tuple[Entry, list[str]]]:
 
 
 def by_seed(entry: Entry, pick: Pick) -> dict[int, Numbers]:
-    """The numbers of the seeds that are done; none if one of them diverged."""
+    """The numbers of the finished seeds; empty if one of them diverged."""
     found = {m.seed: pick(m) for m in entry.members if m.counts and not entry.text}
     return {seed: numbers for seed, numbers in found.items() if numbers}
 
 
 def grid_of(lines: Sequence[Line], columns: Sequence[Column]) -> tuple[Grid, list[str]]:
-    """The lines as texts, and how to read them.  Holm's correction is for all gains in them."""
+    """The lines as strings, with notes.  Holm's correction is over all their gains."""
     names = [column.name for column in columns if column.gain]
     found = {(n, name): line.gain(name) for n, line in enumerate(lines) for name in names}
     known = {place: gain for place, gain in found.items() if gain is not None}
@@ -129,7 +129,7 @@ def grid_of(lines: Sequence[Line], columns: Sequence[Column]) -> tuple[Grid, lis
 def _cells(
     line: Line, columns: Sequence[Column], gains: Mapping[str, Interval | None]
 ) -> list[str]:
-    """Means over seeds; where there is none, what stands in the table instead."""
+    """Means over seeds, or the text that the table shows instead."""
     cells = []
     for column in columns:
         cells.append(column.measure.number(line.mean(column.name)))
@@ -147,12 +147,12 @@ def _notes(word: str, gains: Sequence[Interval], counts: set[int]) -> list[str]:
         lines += [f"{word}: against plain, paired by seed, with Student's 95 % interval."]
         lines += [holm_note(len(shown))]
     elif gains:
-        lines += [f"{word}: against plain. One seed: no interval, and nothing on other seeds."]
+        lines += [f"{word}: against plain. One seed: no interval; this says nothing about others."]
     return lines
 
 
 def panels_of(table: Table, draw: Callable[[Sequence[Member]], Points]) -> list[Panel]:
-    """A panel for each place of which a model has points, made from the runs that are done."""
+    """A panel for each place in which a model has points, from finished runs."""
     panels: dict[tuple[str, ...], dict[str, Points]] = {}
     for entry, names in _entries(table):
         found = [] if entry.text else draw([m for m in entry.members if m.counts])

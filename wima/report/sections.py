@@ -1,6 +1,6 @@
-"""A page of results beside the paper's, from general to particular.
+"""A page of results beside the paper's, from the general to the particular.
 
-First a picture and a table at a glance, then a section for each data set: its tables and notes.
+First a figure and a table at a glance, then a section for each data set: its tables and notes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from wima.report.opening import draw_opening
 from wima.report.tables import Entry, Table
 from wima.report.texts import markdown
 
-HOLM = "† The gain excludes zero after Holm's correction, too, for the number of intervals in"
-HOLM += " its experiment:"
+HOLM = "† The gain also excludes zero after Holm's correction for the number of intervals in its"
+HOLM += " experiment:"
 
 
 class Notes(NamedTuple):
-    """The reporter's own words: on all, and on each data set."""
+    """The author's notes: general ones, and those on each data set."""
 
     general: str
     by_data: dict[str, str]
 
 
 def split_notes(text: str, tables: Sequence[Table]) -> Notes:
-    """A section whose heading, such as `## FEMNIST`, is a data set's name is about that data set.
+    """Split off the sections whose heading is the name of a data set, such as `## FEMNIST`.
 
-    Where the paper has no numbers, there are no such sections.
+    If the paper has no numbers, all notes are general.
     """
     names = by_data(tables) if beside_paper(tables) else {}
     general, own = [], {}
@@ -50,9 +50,9 @@ def split_notes(text: str, tables: Sequence[Table]) -> Notes:
 def arranged(
     tables: Sequence[Table], own: Mapping[str, str], measure: Measure, folder: Path
 ) -> tuple[list[str], list[str]]:
-    """What the page opens with, and its details; nothing if the paper has no numbers.
+    """The opening and the details of the page; both empty if the paper has no numbers.
 
-    own: the notes on each data set; folder: where the picture is written.
+    own: the notes on each data set; folder: where the figure is written.
     """
     found = beside_paper(tables)
     if not found:
@@ -65,7 +65,7 @@ def arranged(
 
 
 def by_data(tables: Sequence[Table]) -> dict[str, list[Table]]:
-    """The part of each table that is about a data set; regrets are over all of them."""
+    """The part of each table for each data set; tables of regret cover all of them."""
     found: dict[str, list[Table]] = {}
     for table in (table for table in tables if table.sheet.kind != "regret"):
         for name in dict.fromkeys(_data(entry) for entry in table.entries.values()):
@@ -75,7 +75,7 @@ def by_data(tables: Sequence[Table]) -> dict[str, list[Table]]:
 
 
 def _data(entry: Entry) -> str:
-    """The data set of an entry's runs; empty if there are none."""
+    """The data set of an entry's runs; empty if it has no runs."""
     names = [member.run.settings.data.name for member in entry.members if member.run is not None]
     return proper(names[0]) if names else ""
 
@@ -92,7 +92,7 @@ def _part(table: Table, name: str) -> Table:
 
 
 def _details(tables: Sequence[Table], own: Mapping[str, str], measure: Measure) -> list[str]:
-    """How to read the tables, then a section for each data set; own: the notes on each."""
+    """How to read the tables, then a section for each data set with its notes in `own`."""
     legend = "\n".join(f"- {_md(line)}" for line in _legend(tables))
     parts = ["## How to read the tables", legend]
     for name, pieces in by_data(tables).items():
@@ -104,13 +104,13 @@ def _details(tables: Sequence[Table], own: Mapping[str, str], measure: Measure) 
 
 
 def _told(table: Table, measure: Measure) -> list[str]:
-    """The notes of a table that are not in the legend."""
+    """The notes on a table that are not in the legend."""
     shared = {*gain_notes(table), table.sheet.note if table.sheet.scale else None}
     return [line for line in notes(table, measure) if line not in shared]
 
 
 def _legend(tables: Sequence[Table]) -> list[str]:
-    """What several tables have in common, once."""
+    """The notes that several tables have in common, once each."""
     lines = [line for table in tables for line in gain_notes(table) if "Holm" not in line]
     counts = [
         f"{len(table.gains)} in {' '.join(filter(None, [table.sheet.name, table.sheet.scale]))}"

@@ -1,6 +1,6 @@
 """The numbers of a metric's curve: level, spread, gain, stability, speed, forgetting.
 
-A curve is the metric of one model over the rounds of one run, where it was evaluated.
+A curve is the metric of one model in the evaluated rounds of one run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Basis = Literal["seeds", "rounds"]
 
 
 class Curve(NamedTuple):
-    """A model's metric where it was evaluated; NaN where it was not finite."""
+    """A model's metric in the evaluated rounds; NaN where it was not finite."""
 
     rounds: NDArray[np.int64]
     values: Floats
@@ -39,13 +39,13 @@ class Score(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A mean with half the width of its 95 % interval; NaN if there is too little data."""
+    """A mean with half the width of its 95 % interval, which is NaN if there is too little data."""
 
     mean: float
     half: float
-    basis: Basis  # what the interval stands on
+    basis: Basis  # what the interval is computed over
     size: int  # seeds, or evaluated rounds
-    p: float  # of a mean this far from zero if the true one is zero
+    p: float  # probability of a mean this far from zero if the true mean is zero
     holm: float = nan  # p, corrected for the number of intervals in the table
 
     @property
@@ -62,7 +62,7 @@ def late(curve: Curve, end: int, last: int = LAST) -> Floats:
 def score(
     curve: Curve, end: int, last: int = LAST, target: float | None = None, sign: int = 1
 ) -> Score:
-    """All numbers of one curve.  sign = -1 if less is better, as with a loss."""
+    """All numbers of one curve.  sign = -1 if lower is better, as for a loss."""
     values = late(curve, end, last)
     if not len(values):
         return Score(nan, nan, nan, nan, reached(curve, target, sign), 0)
@@ -73,9 +73,9 @@ def score(
 
 
 def forgetting(curve: Curve, end: int, last: int = LAST, sign: int = 1) -> float:
-    """How far the model stays behind the best it has been: mean of max_{s<=t} value_s - value_t.
+    """How far the model falls behind its best so far: the mean of max_{s<=t} value_s - value_t.
 
-    The mean is over the last rounds; the best is over all rounds up to each of them.
+    The mean is over the last rounds; the maximum is over all rounds up to each of them.
     """
     best = np.fmax.accumulate(sign * curve.values)
     behind = (best - sign * curve.values)[curve.rounds > end - last]
@@ -83,7 +83,7 @@ def forgetting(curve: Curve, end: int, last: int = LAST, sign: int = 1) -> float
 
 
 def reached(curve: Curve, target: float | None, sign: int = 1) -> int | None:
-    """The first evaluated round whose value is at the target or better; None if there is none."""
+    """The first evaluated round at the target or better; None if there is none."""
     if target is None:
         return None
     there = curve.rounds[sign * curve.values >= sign * target]
@@ -91,7 +91,7 @@ def reached(curve: Curve, target: float | None, sign: int = 1) -> int | None:
 
 
 def mean_sent(counts: Sequence[int | None]) -> float:
-    """The mean of bytes; NaN if there are none, or some are unknown."""
+    """The mean number of bytes; NaN if there are none, or some are unknown."""
     known = [count for count in counts if count is not None]
     return float(np.mean(known)) if known and len(known) == len(counts) else nan
 
@@ -107,8 +107,7 @@ def over_seeds(means: Sequence[float]) -> tuple[float, float]:
 def gain_over_seeds(differences: Sequence[float]) -> Interval:
     """Mean of paired differences, one per seed, with Student's interval.
 
-    Both models of a pair saw the same cohorts, so what the seed does to both is not in the
-    difference.
+    Both models of a pair saw the same cohorts, so what a seed does to both cancels out.
     """
     return _interval(of_independent(differences), "seeds", len(differences))
 
@@ -116,7 +115,7 @@ def gain_over_seeds(differences: Sequence[float]) -> Interval:
 def gain_over_rounds(differences: Floats) -> Interval:
     """Mean difference over the rounds of one run, with an interval widened for their correlation.
 
-    The interval is of the mean of this run, not of other seeds.
+    The interval is for the mean of this run and says nothing about other seeds.
     """
     return _interval(of_series(differences), "rounds", len(differences))
 
@@ -126,13 +125,13 @@ def _interval(found: Estimate, basis: Basis, size: int) -> Interval:
 
 
 def corrected(gains: Sequence[Interval]) -> list[Interval]:
-    """The intervals with Holm's p, for the number of those that have a p."""
+    """The intervals with p-values corrected by Holm's method, over those that have one."""
     ps = iter(holm([gain.p for gain in gains if not isnan(gain.p)]))
     return [gain if isnan(gain.p) else gain._replace(holm=next(ps)) for gain in gains]
 
 
 def thinned(curve: Curve, points: int) -> Curve:
-    """About so many points for a picture: both ends, and least and greatest of each stretch."""
+    """About this many points for a figure: both ends, and the extremes of each stretch."""
     count = len(curve.values)
     if count <= points:
         return curve

@@ -1,4 +1,4 @@
-"""A strip under curves: how many models are in the window of averages that choose it."""
+"""A strip below the curves: the number of models in windows that are chosen automatically."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 TITLE = "models in\nthe window"
-HEIGHT = 0.26  # of that of the curves
+HEIGHT = 0.26  # relative to the curves
 
 
 def axes_of(figure: Any, windows: Iterable[Iterable[float]]) -> tuple[Any, Any]:
-    """The axes of the curves; below them those of the windows, or None if there are none."""
+    """The axes of the curves, and those of the windows below them, or None without windows."""
     from matplotlib.ticker import LogLocator
 
     longest = max(map(max, windows), default=0)

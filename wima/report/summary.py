@@ -1,4 +1,4 @@
-"""The picture of one run."""
+"""The figure and summary of one run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Drawn(Protocol):
 
 
 class Summary(list[Row]):
-    """Rows that a terminal and a notebook show as a table."""
+    """Rows that terminals and notebooks show as a table."""
 
     def __init__(self, rows: list[Row], metric: str) -> None:
         super().__init__(rows)
@@ -49,7 +49,7 @@ class Summary(list[Row]):
         return f"Test {self.metric}{unit}, {count} evaluations in the last {last} rounds"
 
     def cells(self) -> list[tuple[str, ...]]:
-        """Mean, round-to-round deviation and gain over plain, as texts."""
+        """Mean, round-to-round deviation and gain over plain, as strings."""
         measure = Measure(self.metric)
         scale, digits = measure.factor, measure.digits
         return [
@@ -95,19 +95,19 @@ def summary_of(curves: Curves, last: int, metric: str) -> Summary:
 
 
 def title_of(run: Run) -> str:
-    """What was run, in a line."""
+    """One line that says what was run."""
     settings, clients = run.settings, run.environment.get("clients", "all")
     return title(settings.algorithm.name, settings.data.name, settings.clients_per_round, clients)
 
 
 def title(algorithm: str, data: str, per_round: int, clients: object) -> str:
-    """The same from names in settings."""
+    """The same, from names in settings."""
     on = "own data" if data == OWN else label(data)
     return f"{label(algorithm)} on {on}, {per_round} of {clients} clients per round"
 
 
 def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
-    """A PNG of the metric over the rounds, plain solid, averages dashed; and of their windows."""
+    """Write a PNG of the metric over rounds, with plain solid and averages dashed, and windows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -121,7 +121,7 @@ def axes_for(curves: Drawn, figure: Any) -> tuple[Any, Any]:
 
 
 def draw(curves: Drawn, axes: Any, strip: Any | None, title: str, metric: str) -> None:
-    """Draw the curves, plain solid, averages dashed; strip: axes of the windows that vary."""
+    """Draw the curves, plain solid and averages dashed; strip: axes for windows that vary."""
     for model in curves.models:
         rounds, values = curves.curve(model, metric)
         plain = model == "plain"
@@ -142,5 +142,5 @@ def draw(curves: Drawn, axes: Any, strip: Any | None, title: str, metric: str) -
 
 
 def _no_formula(text: str) -> str:
-    """Text that matplotlib shows as it is."""
+    """Text that matplotlib shows literally."""
     return printable(text).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Runs in rows and columns, with the number of every place: from sheets, or by their settings."""
+"""Runs in rows and columns, with a number for every place: from sheets, or by settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Place = tuple[str, str, str]  # row, column, heading
 
 
 class Member(NamedTuple):
-    """One seed of a number."""
+    """One seed behind a number."""
 
     seed: int
     model: str  # its name in the run's records
@@ -39,18 +39,18 @@ class Member(NamedTuple):
 
     @property
     def window(self) -> Curve | None:
-        """How many models its average was of, over the rounds, if that varies."""
+        """The number of averaged models over the rounds, if it varies."""
         return self.run.windows.get(self.model) if self.run is not None else None
 
     @property
     def sent(self) -> int | None:
-        """The bytes until the target was reached, if it was and the run recorded them."""
+        """The bytes sent until the target was reached, if it was and the run recorded them."""
         reached = self.score.reached if self.score is not None else None
         return self.run.extras.until(reached) if self.run is not None else None
 
     @property
     def counts(self) -> bool:
-        """Whether the run is done, with a number."""
+        """Whether the run is finished and has a number."""
         done = self.run is not None and self.run.state == "done"
         return done and self.score is not None and not isnan(self.score.mean)
 
@@ -64,7 +64,7 @@ class Member(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """The number in one place of a table, and what it stands on."""
+    """The number in one place of a table, and the runs behind it."""
 
     row: str
     column: str
@@ -82,7 +82,7 @@ class Entry(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What stands there instead of a number."""
+        """The text that is shown instead of a number."""
         if not isnan(self.mean) or not self.members:
             return ""
         if any(member.diverged for member in self.members):
@@ -98,7 +98,7 @@ class Entry(NamedTuple):
 
     @property
     def basis(self) -> str:
-        """How many seeds, and what became of the others."""
+        """The number of seeds, and what happened to the others."""
         diverged = sum(member.diverged for member in self.members)
         if diverged:
             return f"{diverged} of {len(self.members)} diverged"
@@ -110,11 +110,11 @@ class Entry(NamedTuple):
 class Table(NamedTuple):
     """A sheet with its numbers."""
 
-    sheet: Sheet  # its cells are not looked at again
+    sheet: Sheet  # its cells are no longer used
     last: int
     entries: dict[Place, Entry]
-    slug: str = ""  # its name in files
-    long: Mapping[str, str] = {}  # row -> what its name leaves out for shortness
+    slug: str = ""  # its name in file names
+    long: Mapping[str, str] = {}  # row -> the full text of a shortened name
 
     def entry(self, row: str, column: str, heading: str) -> Entry | None:
         return self.entries.get((row, column, heading))
@@ -133,7 +133,7 @@ Members = Mapping[str, Mapping[int, tuple[Trace | None, str]]]  # heading -> see
 
 
 def sheet_table(path: Path, sheet: Sheet, found: Found, measure: Measure) -> Table:
-    """The table of a sheet with the runs beside it; rows and columns without runs are left out."""
+    """The table of a sheet and the runs beside it, without rows and columns that have no runs."""
     last = measure.last or sheet.last
     sheet = _started(sheet, path.parent)
     places: dict[tuple[str, str], dict[str, dict[int, tuple[Trace | None, str]]]] = {}
@@ -146,7 +146,7 @@ def sheet_table(path: Path, sheet: Sheet, found: Found, measure: Measure) -> Tab
 
 
 def _started(sheet: Sheet, folder: Path) -> Sheet:
-    """The sheet without the rows and columns of which no run was started; all, if none was."""
+    """The sheet without rows and columns of which no run was started; unchanged if none was."""
     started = [cell for cell in sheet.cells if (folder / cell.run).exists()] or sheet.cells
     rows, columns = {cell.row for cell in started}, {cell.column for cell in started}
     return sheet._replace(
@@ -159,7 +159,7 @@ def _started(sheet: Sheet, folder: Path) -> Sheet:
 def make_table(
     sheet: Sheet, places: Mapping[tuple[str, str], Members], last: int, measure: Measure
 ) -> Table:
-    """All numbers of the places."""
+    """The table with the numbers of all places."""
     entries = {}
     for (row, column), place in places.items():
         members = {heading: _members(seeds, last, measure) for heading, seeds in place.items()}
@@ -193,14 +193,14 @@ def _members(
 
 
 def _level(members: Sequence[Member]) -> tuple[float, float]:
-    """Mean and deviation over the seeds that are done; none if one of them diverged."""
+    """Mean and deviation over the finished seeds; NaN if one of them diverged."""
     if any(member.diverged for member in members):
         return nan, nan
     return over_seeds([m.score.mean for m in members if m.counts and m.score])
 
 
 def _gain(members: Sequence[Member], plain: Sequence[Member], last: int) -> Interval | None:
-    """The paired difference to plain, over the seeds that both have."""
+    """The paired difference from plain, over the seeds that both have."""
     if any(member.diverged for member in [*members, *plain]):
         return None
     base = {member.seed: member for member in plain if member.counts}
@@ -213,7 +213,7 @@ def _gain(members: Sequence[Member], plain: Sequence[Member], last: int) -> Inte
 
 
 def _differences(member: Member, plain: Member, last: int) -> np.ndarray:
-    """The average's value minus plain's, in the last rounds where both were evaluated."""
+    """The average's value minus plain's, in the last rounds in which both were evaluated."""
     assert member.run is not None and plain.run is not None
     (rounds, values), (others, base) = (m.run.curves[m.model] for m in (member, plain) if m.run)
     common, mine, its = np.intersect1d(rounds, others, return_indices=True)

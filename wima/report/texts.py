@@ -1,4 +1,4 @@
-"""Tables as Markdown, LaTeX and CSV, and every number as one line of CSV."""
+"""Tables as Markdown, LaTeX and CSV, and every number as a line of CSV."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def markdown_page(
     opening: Sequence[str] = (),
     details: Sequence[str] = (),
 ) -> str:
-    """All tables on one Markdown page, with the machines and versions behind them.
+    """All tables on one Markdown page, with the machines and versions used.
 
-    opening: what follows the headline; details: what stands there instead of the tables.
+    opening: follows the headline; details: replaces the tables, if given.
     """
     made = f"Made by `{facts['command']}`, wima {facts['version']}, {facts['made']}."
     parts = [f"# {_md(facts['title'])}", f"**{_md(headline(tables, measure))}**", *opening, made]
@@ -47,7 +47,7 @@ def markdown_page(
     machines = Counter(_machine(run.environment) for run in runs)
     hours = sum(run.seconds or 0 for run in runs) / 3600
     counted = [f"- {count} runs: {_md(machine)}" for machine, count in machines.most_common()]
-    parts += ["## Machines", "\n".join([f"- {hours:.1f} hours of rounds in all", *counted])]
+    parts += ["## Machines", "\n".join([f"- {hours:.1f} hours of rounds in total", *counted])]
     left = [f"- {_md(item.path)}: {_md(item.reason)}" for item in omitted]
     parts += ["## Left out", "\n".join(left)] if left else []
     return "\n\n".join(parts) + "\n"
@@ -59,7 +59,7 @@ def _machine(around: Mapping[str, Any]) -> str:
 
 
 def markdown(table: Table, measure: Measure, told: Sequence[str] | None = None) -> str:
-    """A table with its notes, or with those that are given."""
+    """A table with its notes, or with the given ones."""
     told = notes(table, measure) if told is None else told
     listed = "\n".join(f"- {_md(note)}" for note in told)
     parts = [f"# {_md(table.sheet.title)}", markdown_table(*grid(table, measure)[:3])]
@@ -89,7 +89,7 @@ def latex(table: Table, measure: Measure) -> str:
 
 
 def section_latex(table: Table, section: Section) -> str:
-    """The same for what stands below a table."""
+    """The same for a section below a table."""
     caption = f"{table.sheet.title}: {section.title.lower()}. {section.notes[0]}"
     if any("†" in text for line in section.grid.lines for text in line):
         caption += " †: excludes zero after Holm's correction."
@@ -119,11 +119,11 @@ def _caption(table: Table, made: Grid, measure: Measure) -> str:
         return " ".join([*parts, f"{measure.title.capitalize()}."])
     parts.append(level_note(table, measure))
     printed = any(entry.printed for entry in table.entries.values())
-    parts += ["In parentheses: the paper's number, and ours minus it."] if printed else []
-    parts += ["Bold: best model of each place."] if made.best else []
+    parts += ["In parentheses: the paper's number, and ours minus the paper's."] if printed else []
+    parts += ["Bold: the best model in each place."] if made.best else []
     shown = [gain for gain in table.gains if not isnan(gain.half)]
     parts += ["Gain: over plain, with its 95 % interval."] if table.gains else []
-    parts += ["*: of a single run."] if any(gain.basis == "rounds" for gain in shown) else []
+    parts += ["*: from a single run."] if any(gain.basis == "rounds" for gain in shown) else []
     marked = any(gain.marked for gain in shown)
     parts += ["†: excludes zero after Holm's correction."] if marked else []
     if measure.target is not None:
@@ -133,7 +133,7 @@ def _caption(table: Table, made: Grid, measure: Measure) -> str:
 
 
 def _tabular(made: Grid) -> list[str]:
-    """Lines of a tabular; a name that comes again is left out."""
+    """Lines of a tabular; repeated names are left out."""
     shape = "l" * made.labels + "r" * (len(made.header) - made.labels)
     body: list[str] = []
     for number, line in enumerate(made.lines):
@@ -166,7 +166,7 @@ def comma_separated(lines: Iterable[Sequence[Any]]) -> str:
 
 
 def _safe(item: Any) -> Any:
-    """Text that no spreadsheet takes for a formula; numbers as they are."""
+    """Text that no spreadsheet takes for a formula; numbers are unchanged."""
     return item if isinstance(item, int | float | None) else in_spreadsheet(str(item))
 
 
@@ -181,8 +181,8 @@ def grid_csv(made: Grid) -> str:
 def data_csv(tables: Sequence[Table]) -> str:
     """Every number: a line per seed, and one without a seed for the mean over seeds.
 
-    Values are as recorded (an accuracy is a share), the paper's in percent.  Bytes to the target
-    are the last column, if any run has them.
+    Values are as recorded (an accuracy is a fraction), the paper's are in percent.  The last column
+    has the bytes to the target, if any run has them.
     """
     made = [DATA, *(line for table in tables for line in _data(table))]
     sent = ["reached_bytes", *(_cell(count) for table in tables for count in _sent(table))]

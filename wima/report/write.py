@@ -51,9 +51,9 @@ def write_report(
     force: bool = False,
     notes: Path | None = None,
 ) -> Report:
-    """Read the runs and sheets at these paths and write the report, all of it or nothing.
+    """Read the runs and sheets at these paths and write the report, completely or not at all.
 
-    notes: a Markdown file whose text stands before the tables, but for sections on a data set.
+    notes: a Markdown file that is placed before the tables, except for sections on a data set.
     """
     measure = measure or Measure()
     check_measure(measure)
@@ -73,7 +73,7 @@ def write_report(
 
 
 def check_measure(measure: Measure) -> None:
-    """Refuse impossible values."""
+    """Raise if a value is impossible."""
     last, target = measure.last, measure.target
     check(last is None or last > 0, f"--last must be a positive number of rounds, got {last}.")
     if measure.is_share and target is not None:
@@ -82,7 +82,7 @@ def check_measure(measure: Measure) -> None:
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Only a report may be replaced, and only if that is asked for."""
+    """Raise unless `out` is free, or is a report and `force` is set."""
     check_place(out, MARKER, "report", force)
 
 
@@ -95,7 +95,7 @@ def read_notes(path: Path) -> str:
 
 
 def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitted]]:
-    """A table for each sheet, and one for the runs that are in none."""
+    """A table for each sheet, and one for runs that are in no sheet."""
     sheets = sorted(_told_apart(found.sheets).items(), key=lambda item: _rank(item[1]))
     tables = [sheet_table(path, sheet, found, measure) for path, sheet in sheets]
     shown = {id(run) for table in tables for run in table.runs()}
@@ -108,7 +108,7 @@ def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitt
 
 
 def _told_apart(sheets: dict[Path, Sheet]) -> dict[Path, Sheet]:
-    """Sheets of one title have their scale in it."""
+    """The sheets, with their scale in the title if several have the same title."""
     titles = Counter(sheet.title for sheet in sheets.values())
     return {
         path: sheet._replace(title=f"{sheet.title}, scale {sheet.scale}")
@@ -119,12 +119,12 @@ def _told_apart(sheets: dict[Path, Sheet]) -> dict[Path, Sheet]:
 
 
 def _rank(sheet: Sheet) -> tuple[bool, bool, str]:
-    """The paper's tables come first, then its figures, each by number, then other sheets."""
+    """A sort key: the paper's tables first, then its figures, by number, then other sheets."""
     return not sheet.shown, not sheet.shown.startswith("Table"), sheet.shown
 
 
 def _with_slugs(tables: Sequence[Table]) -> list[Table]:
-    """Each table with a name of its own that is safe in file systems."""
+    """The tables with unique names that are safe in file systems."""
     taken: set[str] = set()
     named = []
     for table in tables:
@@ -164,7 +164,7 @@ def _fill(
 
 
 def _write_sections(folder: Path, table: Table) -> list[str]:
-    """LaTeX and CSV of what stands below a table; the names of the files."""
+    """Write LaTeX and CSV of the sections below a table; returns the file names."""
     names = []
     for section in below(table):
         texts = {"tex": section_latex(table, section), "csv": grid_csv(section.grid)}

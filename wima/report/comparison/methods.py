@@ -1,4 +1,4 @@
-"""Which runs make up a method, what it is called, and in what else it differs from another."""
+"""Which runs belong to a method, its name, and in which other settings it differs from others."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from wima.report.gather import Trace
 from wima.runs.names import is_own, label, split
 from wima.runs.settings import CHOICES, NOT_IN_RESULTS, Settings
 
-# Runs of one method may differ in these: averages never steer training.
+# Runs of one method may differ in these: averages never affect training.
 APART = {"seed", "averagers", *NOT_IN_RESULTS}
 METHOD = ("algorithm", "server")
-USUAL = ("fedavg", "sgd")  # the method that others are compared with
+USUAL = ("fedavg", "sgd")  # the default baseline
 
 
 class Method(NamedTuple):
-    """Runs with the same settings, but for the seed and the averages that watched."""
+    """Runs with the same settings, except for the seed and the averages."""
 
     name: str
-    facts: dict[str, str]  # the settings that they share, as texts
-    runs: list[Trace]  # the one that came furthest first
+    facts: dict[str, str]  # the settings that they share, as strings
+    runs: list[Trace]  # the one that got furthest first
 
 
 def methods_of(runs: Sequence[Trace], by: Sequence[str] = ()) -> tuple[list[Method], list[str]]:
     """The methods, plain FedAvg first, and the settings that name them.
 
-    These are `by`; else algorithm and server; else, if those are the same, all that vary.
+    These are `by`, if given; else algorithm and server; if those do not vary, all that do.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Trace]] = {}
     for run in sorted(runs, key=_furthest_first):
@@ -48,7 +48,7 @@ def methods_of(runs: Sequence[Trace], by: Sequence[str] = ()) -> tuple[list[Meth
 
 
 def also_differ(method: Method, base: Method, by: Sequence[str]) -> list[str]:
-    """The settings that differ besides those that name the methods."""
+    """The settings that differ, apart from those that name the methods."""
     return [
         key for key, value in method.facts.items() if key not in by and value != base.facts[key]
     ]
@@ -63,12 +63,12 @@ def _check_data(facts: Sequence[dict[str, str]]) -> None:
     data = sorted({own["data"] for own in facts})
     check(
         len(data) == 1,
-        f"The runs are on different data: {', '.join(data)}. Give those on one data set.",
+        f"The runs are on different data: {', '.join(data)}. Use runs on one data set.",
     )
 
 
 def _names(facts: Sequence[dict[str, str]], by: Sequence[str]) -> list[str]:
-    """Names from the settings `by`; those that clash also say what else they differ in."""
+    """Names from the settings `by`; names that clash also get the other settings that differ."""
     brief = [{**own, by[0]: _brief(own[by[0]], [f[by[0]] for f in facts])} for own in facts]
     names = [_name(own, by) for own in brief]
     for name in {name for name in names if names.count(name) > 1}:
@@ -81,7 +81,7 @@ def _names(facts: Sequence[dict[str, str]], by: Sequence[str]) -> list[str]:
 
 
 def _brief(value: str, values: Sequence[str]) -> str:
-    """`fedprox:mu=0.01` without its hyper-parameters, if no other has that name."""
+    """`fedprox:mu=0.01` without its hyper-parameters, if no other value has that name."""
     name = split(value)[0]
     shown = label(name) if is_own(name) else name
     alone = {v for v in values if split(v)[0] == name} == {value}
@@ -89,7 +89,7 @@ def _brief(value: str, values: Sequence[str]) -> str:
 
 
 def _name(facts: dict[str, str], by: Sequence[str]) -> str:
-    """`fedavg, momentum:lr=0.1, batch_size=5`: a choice by its value, unless it is the default."""
+    """A name such as `fedavg, momentum:lr=0.1, batch_size=5`, without choices at their default."""
     parts: list[str] = []
     for key in by:
         usual = bool(parts) and key in CHOICES and facts[key] == _default(key)
@@ -103,20 +103,20 @@ def _default(key: str) -> str:
 
 
 def _furthest_first(run: Trace) -> tuple[bool, int, str]:
-    """Of runs with the same settings and seed, the one that came furthest counts."""
+    """Of runs with the same settings and seed, the one that got furthest counts."""
     return run.state != "done", -run.done, str(run.path)
 
 
 def _usual_first(
     method: Method, methods: Sequence[Method], by: Sequence[str]
 ) -> tuple[int, list[str | float]]:
-    """Plain FedAvg, of several the one that differs least from the others; then by name."""
+    """Plain FedAvg first (if several, the one that differs least from the others), then by name."""
     if tuple(method.facts[key] for key in METHOD) != USUAL:
         return sys.maxsize, by_size(method.name)
     return sum(len(also_differ(method, one, by)) for one in methods), by_size(method.name)
 
 
 def by_size(name: str) -> list[str | float]:
-    """A key to sort names with: numbers in them count by their size."""
+    """A sort key for names that orders the numbers in them by value."""
     parts = re.split(r"(\d+(?:\.\d+)?)", name)
     return [float(part) if place % 2 else part for place, part in enumerate(parts)]

@@ -29,8 +29,8 @@ class Row(NamedTuple):
     method: Method
     model: str
     members: list[Member]  # one per seed
-    difference: Interval | None = None  # to the baseline, over the seeds of both
-    won: int = 0  # seeds in which it is better than the baseline
+    difference: Interval | None = None  # from the baseline, over the seeds that both have
+    won: int = 0  # seeds in which this row is better than the baseline
     lost: int = 0
 
     @property
@@ -39,12 +39,12 @@ class Row(NamedTuple):
 
     @property
     def means(self) -> dict[int, float]:
-        """Seed -> mean over the last rounds, of the runs that are done."""
+        """Seed -> mean over the last rounds, for finished runs."""
         return {m.seed: m.score.mean for m in self.members if m.counts and m.score}
 
     @property
     def level(self) -> tuple[float, float]:
-        """Mean and deviation over seeds; NaN if one diverged: the others would flatter."""
+        """Mean and deviation over seeds; NaN if one diverged: the others would look too good."""
         return (nan, nan) if self.diverged else over_seeds([*self.means.values()])
 
     @property
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
     @property
     def reached(self) -> list[int]:
-        """The rounds to the target, of the seeds that reach it."""
+        """The rounds to the target, for the seeds that reach it."""
         scores = [member.score for member in self.members if member.counts and member.score]
         return [s.reached for s in scores if s.reached is not None]
 
@@ -65,23 +65,23 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Rows beside each other; all but the baseline have a difference, if seeds are shared."""
+    """Rows to compare; all but the baseline have a difference if they share seeds with it."""
 
     rows: list[Row]
     baseline: Row
     by: list[str]  # the settings that name the methods
     measure: Measure
-    last: int  # rounds that a number is the mean of
+    last: int  # rounds in the mean
     omitted: list[Omitted]
 
     @property
     def tests(self) -> int:
-        """How many p-values there are."""
+        """The number of p-values."""
         return sum(not isnan(row.difference.p) for row in self.rows if row.difference)
 
     @property
     def sent(self) -> bool:
-        """Whether the bytes to the target of any row are known."""
+        """Whether any row has the bytes to the target."""
         return any(not isnan(row.sent) for row in self.rows)
 
     @property
@@ -101,7 +101,7 @@ class Comparison(NamedTuple):
 
     @property
     def greatest(self) -> Row | None:
-        """The row that is the furthest above the baseline, if any is."""
+        """The row that improves most on the baseline, if any does."""
         sign = self.measure.sign
         gains = {n: sign * r.difference.mean for n, r in enumerate(self.rows) if r.difference}
         place = max(gains, key=gains.__getitem__, default=None)
@@ -115,7 +115,7 @@ def compare(
     models: Sequence[str] = (),
     by: Sequence[str] = (),
 ) -> Comparison:
-    """Compare the runs at these paths and below them; all models unless some are named."""
+    """Compare the runs at and below these paths, with all models unless some are named."""
     found = gather(paths, measure.metric)
     if not found.runs:
         reasons = "\n".join(f"  {item.path}: {item.reason}" for item in found.omitted[:10])
@@ -127,7 +127,7 @@ def compare(
     shown = _shown(rows, models)
     base = _baseline(rows, shown, baseline)
     shown = [row for row in rows if row is base or not models or row.model in models]
-    check(len(shown) > 1, f"Only {shown[0].name} is there; a comparison needs another one.")
+    check(len(shown) > 1, f"Only {shown[0].name} was found; a comparison needs at least two.")
     compared = [row if row is base else _paired(row, base, measure.sign) for row in shown]
     omitted = [*found.omitted, *_repeats(methods, rows)]
     return Comparison(_with_holm(compared), base, chosen, measure, last, omitted)
@@ -141,7 +141,7 @@ def _rows(method: Method, last: int, measure: Measure) -> list[Row]:
 
 
 def _members(runs: Sequence[Trace], model: str, last: int, measure: Measure) -> list[Member]:
-    """The runs of a model by seed; one that ended before any evaluation is of all models."""
+    """One member per seed of a model; a run that was never evaluated counts for all models."""
     members: dict[int, Member] = {}
     for run in sorted(runs, key=lambda run: not run.curves):
         if model in run.curves:
@@ -161,7 +161,7 @@ def _shown(rows: Sequence[Row], models: Sequence[str]) -> list[Row]:
 
 
 def _baseline(rows: Sequence[Row], shown: Sequence[Row], name: str | None) -> Row:
-    """The row of that name; of a method's name, its first row that is shown."""
+    """The row with that name; for the name of a method, its first row that is shown."""
     if name is None:
         return shown[0]
     exact = [row for row in rows if row.name == name]
@@ -173,7 +173,7 @@ def _baseline(rows: Sequence[Row], shown: Sequence[Row], name: str | None) -> Ro
 
 
 def _paired(row: Row, base: Row, sign: int) -> Row:
-    """The row with its difference to the baseline, seed by seed: both saw the same cohorts."""
+    """The row with its difference from the baseline, paired by seed: both saw the same cohorts."""
     if row.diverged or base.diverged:
         return row
     own, other = row.means, base.means
@@ -190,7 +190,7 @@ def _with_holm(rows: Sequence[Row]) -> list[Row]:
 
 
 def _repeats(methods: Iterable[Method], rows: Iterable[Row]) -> list[Omitted]:
-    """Runs of which every model is taken from another run with the same settings and seed."""
+    """Runs whose models all come from another run with the same settings and seed."""
     used = {id(member.run) for row in rows for member in row.members}
     repeats = []
     for method in methods:

@@ -1,4 +1,4 @@
-"""The picture of a comparison: mean curves with bands, and beside them the paired differences."""
+"""The figure of a comparison: mean curves with bands, beside the paired differences."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from wima.report.figures import COLOURS
 from wima.report.statistics import Curve, thinned
 from wima.report.tables import PLAIN
 
-WIDTH = 7.0  # inches: the text of a paper with two columns
+WIDTH = 7.0  # inches: the text width of a two-column paper
 DPI = 300
-MOST = 24  # rows that a picture can show
-POINTS = 1000  # of a curve
-EARLY = 0.2  # of the rounds: what is far off only there does not stretch the axis
-SPARSE = 60  # evaluations; so few are drawn as points too
-LONGEST, SHORT = 38, 16  # characters of a name, and of one below an axis
+MOST = 24  # rows that fit into a figure
+POINTS = 1000  # per curve
+EARLY = 0.2  # fraction of the rounds that does not stretch the axis
+SPARSE = 60  # up to this many evaluations are also drawn as points
+LONGEST, SHORT = 38, 16  # length of a name, and of one below an axis
 DASHES: list[Any] = ["-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5))]  # of averages
 STYLE: dict[Any, Any] = {"font.size": 8, "axes.labelsize": 8, "axes.linewidth": 0.6}
-STYLE |= {"pdf.fonttype": 42}  # TrueType, which publishers ask for
+STYLE |= {"pdf.fonttype": 42}  # TrueType, which publishers require
 STYLE |= {"xtick.labelsize": 7, "ytick.labelsize": 7}
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
 
@@ -62,7 +62,7 @@ def _figure(comparison: Comparison) -> Any:
 
 
 def _tone(row: Row, comparison: Comparison) -> int:
-    """The number of its colour: one per method, or per model if there is one method."""
+    """The index of its colour: one per method, or per model if there is only one method."""
     methods = comparison.methods
     return methods.index(row.method.name) if methods[1:] else comparison.models.index(row.model)
 
@@ -78,7 +78,7 @@ def _look(row: Row, comparison: Comparison) -> dict[str, Any]:
 
 
 def mean_curve(row: Row) -> tuple[Curve, np.ndarray]:
-    """Mean over seeds and the deviation, at the rounds where every seed was evaluated."""
+    """Mean and deviation over seeds, in the rounds in which every seed was evaluated."""
     runs = [m.run for m in row.members if m.run and m.counts]
     known = [run.curves[row.model] for run in runs]
     rounds = reduce(np.intersect1d, [curve.rounds for curve in known])
@@ -88,7 +88,7 @@ def mean_curve(row: Row) -> tuple[Curve, np.ndarray]:
 
 
 def _curve(axes: Any, row: Row, look: dict[str, Any], comparison: Comparison) -> np.ndarray:
-    """Draw the mean and its band; the values that have to be seen."""
+    """Draw the mean and its band; returns the values that must be visible."""
     if row.diverged or not row.means:
         return np.empty(0)
     curve, spread = mean_curve(row)
@@ -102,7 +102,7 @@ def _curve(axes: Any, row: Row, look: dict[str, Any], comparison: Comparison) ->
 
 
 def _limit(axes: Any, values: np.ndarray) -> None:
-    """Let the axis reach over these values."""
+    """Set the axis limits to include these values."""
     known = values[np.isfinite(values)]
     if len(known):
         margin = 0.05 * (known.max() - known.min()) or 0.01
@@ -110,7 +110,7 @@ def _limit(axes: Any, values: np.ndarray) -> None:
 
 
 def _forest(axes: Any, rows: Sequence[Row], comparison: Comparison) -> None:
-    """A point per row with its interval; filled if Holm's correction leaves it."""
+    """A point per row with its interval; filled if significant after Holm's correction."""
     factor = comparison.measure.factor
     axes.axvline(0, color="0.4", linewidth=0.6)
     for place, row in enumerate(rows):
@@ -146,14 +146,14 @@ def _labels(axes: Any, rows: Sequence[Row], comparison: Comparison) -> None:
 
 
 def _label(row: Row, comparison: Comparison) -> str:
-    """Its name; the model alone if there is one method, the method alone if there is one model."""
+    """Its name; only the model if there is one method, only the method if there is one model."""
     name = row.model if len(comparison.methods) == 1 else row.name
     name = row.method.name if len(comparison.models) == 1 else name
     return _name(name) + (" (diverged)" if row.diverged else "")
 
 
 def _name(text: str, longest: int = LONGEST) -> str:
-    """Text that is not too long, and that a PDF can hold."""
+    """Text that is short enough, and valid in a PDF."""
     text = printable(text).replace("\n", " ").replace("\t", " ")
     half = longest // 2 - 2
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"

@@ -1,4 +1,4 @@
-"""A comparison as lines of text, Markdown, LaTeX and CSV."""
+"""A comparison as text, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from wima.report.texts import comma_separated
 DATA = ["method", "model", "seed", "run", "state", "rounds_done", "rounds", "mean", "deviation"]
 DATA += ["reached", "seeds", "pairs", "difference", "low", "high", "p", "p_holm", "won", "lost"]
 BASELINE = "baseline"
-MEGABYTES = " MB: millions of bytes, sent to clients and by them until then."
+MEGABYTES = " MB: millions of bytes sent to and from clients until then."
 OLDER = " Older runs did not record them."
 MODEL, SEEDS, P, HOLM, WON = 1, 3, 5, 6, 7  # places in the header
 
 
 class Cell(NamedTuple):
-    """A text of the table."""
+    """A cell of the table."""
 
     text: str
-    best: bool = False  # of its column
+    best: bool = False  # whether it is the best of its column
 
 
 def header(comparison: Comparison) -> list[str]:
@@ -64,7 +64,7 @@ def lines(comparison: Comparison) -> list[list[Cell]]:
 
 
 def _level(row: Row, comparison: Comparison) -> str:
-    """Mean and deviation over seeds, or what stands there instead."""
+    """Mean and deviation over seeds, or the text shown instead."""
     if row.diverged:
         return "N/A"
     if row.means:
@@ -73,13 +73,13 @@ def _level(row: Row, comparison: Comparison) -> str:
 
 
 def seeds(row: Row) -> str:
-    """How many seeds are done, and of how many."""
+    """The number of finished seeds, and of all if that differs."""
     done, all_ = len(row.means), len(row.members)
     return f"{done}" if done == all_ else f"{done} of {all_}"
 
 
 def same_seeds(comparison: Comparison) -> bool:
-    """Whether every row has as many: then the caption says it."""
+    """Whether all rows have the same number of seeds, which the caption then states."""
     return len({seeds(row) for row in comparison.rows}) == 1
 
 
@@ -108,7 +108,7 @@ def _rounds(row: Row) -> tuple[float, str]:
 
 
 def caption(comparison: Comparison) -> list[str]:
-    """How to read the table, a sentence each."""
+    """How to read the table, as a list of sentences."""
     measure, base = comparison.measure, comparison.baseline
     counts = {len(row.means) for row in comparison.rows if row.means}
     number = f"{counts.pop()} " if len(counts) == 1 else ""
@@ -131,17 +131,17 @@ def caption(comparison: Comparison) -> list[str]:
 
 
 def _older(comparison: Comparison) -> bool:
-    """Whether a row whose seeds all reach the target lacks the bytes until then."""
+    """Whether a row whose seeds all reach the target lacks the bytes sent."""
     return any(not isnan(_rounds(row)[0]) and isnan(row.sent) for row in comparison.rows)
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """What a reader must know about these runs, a sentence each."""
+    """What a reader must know about these runs, as a list of sentences."""
     return [*_unfair(comparison), *_unpaired(comparison), *_unused(comparison)]
 
 
 def _unfair(comparison: Comparison) -> Iterator[str]:
-    """What methods differ in besides the method, a sentence for those with the same difference."""
+    """Other settings in which methods differ; methods with the same difference share a sentence."""
     base = comparison.baseline.method
     alike: dict[str, list[str]] = {}
     for method in {row.method.name: row.method for row in comparison.rows}.values():
@@ -219,7 +219,7 @@ def _one_line(text: str) -> str:
 def latex(comparison: Comparison, command: str) -> str:
     """A table environment for a document that loads booktabs; narrow enough for a paper.
 
-    Columns that say the same everywhere are in the caption or left out, p-values but Holm's too.
+    Constant columns are in the caption or left out, and so are p-values other than Holm's.
     """
     keep = _in_paper(comparison)
     names = [header(comparison)[place] for place in keep]
@@ -236,7 +236,7 @@ def latex(comparison: Comparison, command: str) -> str:
 
 
 def _in_paper(comparison: Comparison) -> list[int]:
-    """The places of the columns that a paper's table has."""
+    """The indices of the columns in a paper's table."""
     unwanted = {SEEDS} if same_seeds(comparison) else set()
     unwanted |= {MODEL} if len(comparison.models) == 1 else set()
     unwanted |= {P, WON} if comparison.tests else {P, HOLM, WON}
@@ -271,7 +271,7 @@ def data(comparison: Comparison) -> str:
 
 
 def _over_seeds(row: Row) -> list[Any]:
-    """The numbers of all seeds: level, rounds to the target, difference."""
+    """The numbers over all seeds: level, rounds to the target, difference."""
     numbers: list[Any] = [*row.level, _rounds(row)[0], len(row.means)]
     found = row.difference
     if found is None:

@@ -1,4 +1,4 @@
-"""A comparison as a folder of its own: table, LaTeX, data and picture."""
+"""Writes a comparison to a folder: table, LaTeX, data and figure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from wima.storage.files import check_place, written
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Only a comparison may be replaced, and only if that is asked for."""
+    """Raise unless `out` is free, or is a comparison and `force` is set."""
     check_place(out, COMPARED, "comparison", force)
 
 
 def write_comparison(comparison: Comparison, out: Path, command: str, force: bool = False) -> None:
-    """Write compare.md, .tex, .csv, .png and .pdf, all of them or none."""
+    """Write compare.md, .tex, .csv, .png and .pdf, either all of them or none."""
     check_out(out, force)
     texts = {
         COMPARED: f"wima {__version__}\n",
@@ -28,6 +28,6 @@ def write_comparison(comparison: Comparison, out: Path, command: str, force: boo
         "compare.csv": data(comparison),
     }
     with written(out, folder=True, over=force, kind=UsageError) as draft:
-        for name, text in texts.items():  # names of files may be invalid Unicode
+        for name, text in texts.items():  # file names may be invalid Unicode
             (draft / name).write_text(text, encoding="utf-8", errors="backslashreplace")
         draw(comparison, draft)

@@ -1,8 +1,8 @@
 "use strict";
-// Curves on a canvas: a colour per row, plain solid, averages dashed; seeds as their mean and a band.
+// Curves on a canvas: a colour per row, plain solid, averages dashed; seeds as a mean with a band.
 
 const DASHES = [[], [7, 4], [2, 3], [8, 3, 2, 3], [12, 4], [1, 5]];
-const SHOWN_ROWS = 12; // the others are hidden until asked for
+const SHOWN_ROWS = 12; // the others are hidden at first
 
 function dashOf({ headings }, heading) {
   const place = headings.indexOf(heading) + DASHES.length - 2;
@@ -81,7 +81,7 @@ class Chart {
     this.draw();
   }
 
-  /** A line for each seed of a place. */
+  /** A line for each seed of an entry. */
   seeds({ at: [row, , heading], members }) {
     return members.filter(([, number, model]) => DATA.runs[number]?.curves[model]).map(([seed, number, model]) => {
       const { curves, windows } = DATA.runs[number];
@@ -92,7 +92,7 @@ class Chart {
     });
   }
 
-  /** A colour per row; per model if there is but one row. */
+  /** A colour per row, or per model if there is only one row. */
   tone(line) { return (this.table.rows.length > 1 ? line.row : line.heading) % PALETTE; }
 
   name(line) {
@@ -120,7 +120,7 @@ class Chart {
     this.waiting = requestAnimationFrame(() => { this.waiting = 0; this.paint(); });
   }
 
-  /** Ranges of what is visible: [x0, x1, y0, y1]. */
+  /** The visible ranges: [x0, x1, y0, y1]. */
   range(lines) {
     let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const { x } of lines) x1 = Math.max(x1, x[x.length - 1]);
@@ -141,7 +141,7 @@ class Chart {
   /** Functions from data to pixels. */
   scales(width, height, [x0, x1, y0, y1]) {
     const pad = { left: 64, right: 12, top: 12, bottom: 36 };
-    const bottom = height - pad.bottom; // of all; the curves end above the strip
+    const bottom = height - pad.bottom; // of the whole chart; the curves end above the strip
     const end = bottom - this.strip.room();
     const { logX, logY } = this.settings;
     return { pad, bottom, end, px: scale(logX, x0, x1, pad.left, width - pad.right),
@@ -177,7 +177,7 @@ class Chart {
     if (this.cursor) this.mark(context, colours);
   }
 
-  /** Draw nothing but between two heights. */
+  /** Clip drawing to the range between two heights. */
   clipped(context, width, top, bottom, draw) {
     const { pad } = this.at;
     context.save();

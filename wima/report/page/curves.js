@@ -1,9 +1,9 @@
 "use strict";
-// What is drawn for a curve: a line, points where few rounds were evaluated, a band over seeds.
+// How a curve is drawn: a line, points where few rounds were evaluated, a band over seeds.
 
-const MARKED = 80; // evaluations that are shown as points; more are a line
+const MARKED = 80; // up to this many evaluations are shown as points, more as a line
 
-/** What all rows share, such as the plain model of averages of one run, is one series. */
+/** Curves that all rows share, such as the plain model beside several averages of a run, are one series. */
 function onceOnly(lines) {
   const kept = [];
   for (const heading of new Set(lines.map((line) => line.heading))) {
@@ -16,13 +16,13 @@ function onceOnly(lines) {
   return kept;
 }
 
-/** The mean over seeds, smoothed, with its least and greatest values. */
+/** The mean over seeds, smoothed, with the minimum and maximum. */
 function spread(band, window) {
   const ends = ["low", "high"].map((name) => [name, smoothed({ ...band, v: band[name], y: null }, window).y]);
   return { ...smoothed(band, window), ...Object.fromEntries(ends), sparse: band.sparse };
 }
 
-/** From the least to the greatest seed. */
+/** A band from the minimum to the maximum over seeds. */
 function fillBand(context, { x, low, high }, { px, py }, fill) {
   const known = x.map((_, i) => i).filter((i) => !Number.isNaN(low[i]));
   context.fillStyle = fill;
@@ -32,7 +32,7 @@ function fillBand(context, { x, low, high }, { px, py }, fill) {
   context.fill();
 }
 
-/** A line; up to the round `sparse` a thin one, with points where it was evaluated. */
+/** A line; up to round `sparse`, it is thin, with points at the evaluations. */
 function drawCurve(context, { x, y, sparse = 0 }, at, dash, chosen) {
   const width = (dash.length ? 2 : 1.1) + (chosen ? 1 : 0);
   const last = x.findLastIndex((round) => round <= sparse);

@@ -1,14 +1,14 @@
 "use strict";
-// Data, small helpers for elements and numbers.  All text goes through text nodes, never as HTML.
+// Data, and small helpers for elements and numbers.  All text becomes text nodes, never HTML.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const MEASURE = DATA.measure;
 const UNIT = MEASURE.share ? " %" : "";
 const PALETTE = 12; // colours --c0 ... --c11 in page.css
-const RUNS_AT_ONCE = 100; // before one asks for more
+const RUNS_AT_ONCE = 100; // shown before "Show all"
 const ROWS_AT_ONCE = 25;
 
-/** An element; attributes that start with "on" are listeners, children are elements or texts. */
+/** An element; attributes that start with "on" are listeners, children are elements or strings. */
 function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -20,7 +20,7 @@ function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** The same for pictures. */
+/** The same for SVG elements. */
 function svg(tag, attributes = {}, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -28,7 +28,7 @@ function svg(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** A number with a true minus sign; empty if there is none. */
+/** A number with a true minus sign; empty for null. */
 function format(value, signed = false, digits = MEASURE.digits) {
   if (value === null || value === undefined) return "";
   const text = Math.abs(value).toFixed(digits);
@@ -36,7 +36,7 @@ function format(value, signed = false, digits = MEASURE.digits) {
   return (negative ? "\u2212" : signed ? "+" : "") + text;
 }
 
-/** A difference with an arrow, a sign and a colour: blue is better, orange is worse, none unclear. */
+/** A difference with an arrow, a sign and a colour: blue is better, orange is worse, none if unclear. */
 function difference(value, what, unclear = false) {
   const text = format(value, true);
   const good = value * MEASURE.sign;
@@ -49,7 +49,7 @@ function difference(value, what, unclear = false) {
     el("span", { "aria-hidden": "true" }, arrow), text, el("span", { class: "hidden" }, ` ${kind}`));
 }
 
-/** Seconds as people say them. */
+/** Seconds in a readable unit. */
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
   if (seconds < 120) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
@@ -57,13 +57,13 @@ function duration(seconds) {
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
-/** The words of a filter, all of which a text must have. */
+/** The words of a filter; a match contains all of them. */
 function matcher(text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   return (candidate) => words.every((word) => candidate.toLowerCase().includes(word));
 }
 
-/** Rounds and values of a curve of the data, which are whole numbers, decoded once. */
+/** Rounds and values of a curve, decoded once from the integers in the data. */
 function points(curve, digits = MEASURE.digits) {
   if (!curve.y) {
     curve.y = curve.v.map((v) => (v === null ? NaN : v / 10 ** digits));
@@ -88,7 +88,7 @@ function smoothed(curve, window) {
   return { x, y: out };
 }
 
-/** The colour of a custom property, as the canvas takes it; kept until the theme changes. */
+/** The colour of a custom property, for the canvas; cached until the theme changes. */
 const COLOURS = new Map();
 function colour(name) {
   if (COLOURS.has(name)) return COLOURS.get(name);

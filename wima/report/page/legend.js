@@ -1,7 +1,7 @@
 "use strict";
-// The series of a chart as buttons: pressed ones are shown.
+// The series of a chart as toggle buttons.
 
-const CHIPS = 48; // at once; a filter narrows the rest
+const CHIPS = 48; // at once; the filter finds the others
 
 class Legend {
   constructor(chart) {
@@ -19,7 +19,7 @@ class Legend {
     this.element = el("figcaption", { class: "legend" }, this.tools, this.list, this.rest);
   }
 
-  /** One line per series that the filter lets through. */
+  /** One line per series that matches the filter. */
   matching() {
     const fits = matcher(this.search.value);
     const first = new Map();

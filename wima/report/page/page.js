@@ -1,5 +1,5 @@
 "use strict";
-// The page: a section per table, then all runs, what was left out, and how numbers are made.
+// The page: a section per table, then all runs, what was left out, and how numbers are computed.
 
 const charts = [];
 
@@ -31,7 +31,7 @@ function tableSection(table) {
   return section;
 }
 
-/** Where the paper contradicts itself. */
+/** Places where the paper contradicts itself. */
 function remarks(table) {
   const found = new Map();
   for (const entry of table.entries) {
@@ -42,7 +42,7 @@ function remarks(table) {
     el("ul", {}, [...found].map(([where, text]) => el("li", {}, `${where}: ${text}`))));
 }
 
-/** Fill an element when it comes near the screen, or is printed. */
+/** Fill an element when it comes near the viewport, or is printed. */
 const waiting = new Map();
 const observer = new IntersectionObserver((seen) => {
   for (const { target, isIntersecting } of seen) if (isIntersecting) fillNow(target);
@@ -63,21 +63,21 @@ function fillNow(element) {
 function omittedSection() {
   if (!DATA.omitted.length) return "";
   return el("section", { id: "left-out" }, el("h2", {}, "Left out"),
-    el("ul", {}, DATA.omitted.map(([path, reason]) => el("li", {}, el("code", {}, path), `: left out, because: ${reason}`))));
+    el("ul", {}, DATA.omitted.map(([path, reason]) => el("li", {}, el("code", {}, path), `: ${reason}`))));
 }
 
 function methodSection() {
   const says = [
-    ["Headline", "Each training is one comparison, however many tables show it, with the average that most of them have. Significant: different from zero after Holm\u2019s correction for the number of comparisons. The interval of the median gain is that of its order statistics, from six comparisons on; it takes them for a sample of those that might have been made."],
-    ["Level", "The metric is averaged over the last rounds of a run (those that were evaluated), then over seeds; \u00b1 is the standard deviation over seeds."],
-    ["Gain", "Both models of a pair saw the same cohorts, so the gain over plain is a paired difference. With two or more seeds, its 95 % interval is Student\u2019s, over the seeds\u2019 differences. With one seed (marked *), it comes from the rounds of that run: the means of ten stretches count as fewer independent values, the more neighbouring stretches are correlated. That interval is of the mean of this run and says nothing about other seeds. A \u2020 marks a gain that still differs from zero after Holm\u2019s correction for the number of intervals in the table."],
+    ["Headline", "Each training is one comparison, however many tables show it, with the average that most of them have. Significant: different from zero after Holm\u2019s correction for the number of comparisons. The interval of the median gain is computed from order statistics, if there are at least six comparisons; it treats them as a sample of possible comparisons."],
+    ["Level", "The metric is averaged over the evaluated rounds among the last rounds of a run, then over seeds; \u00b1 is the standard deviation over seeds."],
+    ["Gain", "Both models of a pair saw the same cohorts, so the gain over plain is a paired difference. With two or more seeds, its 95 % interval is Student\u2019s, over the seeds\u2019 differences. With one seed (marked *), it comes from the rounds of that run: the means of ten stretches count as fewer independent values the more neighbouring stretches are correlated. That interval is for the mean of this run and says nothing about other seeds. A \u2020 marks a gain that still differs from zero after Holm\u2019s correction for the number of intervals in the table."],
     ["Deviation and jump", "The standard deviation from round to round over the last rounds, and the mean size of the step from one evaluation to the next: how steady a model is."],
-    ["Forgetting", "How far a model stays behind the best it has been so far, averaged over the last rounds."],
-    ["Rounds to target", "The first evaluated round at the target, averaged over the seeds that reach it. MB: what was sent to clients and by them until then, where runs recorded it."],
-    ["N/A", "At least one seed diverged. A dash is a run that was not started; 120/300 rounds is one that is not finished."],
-    ["Curves", "Of several seeds that are done, the mean, and a band from the least to the greatest. Where rounds were not evaluated, points on a thin line. Long curves are thinned to what a screen can show, keeping the least and the greatest value of each stretch. Smoothing is the mean over the rounds before. The strip below shows, for averages that choose their window, how many models it holds."],
+    ["Forgetting", "How far a model falls behind its best value so far, averaged over the last rounds."],
+    ["Rounds to target", "The first evaluated round at the target, averaged over the seeds that reach it. MB: millions of bytes sent to and from clients until then, if runs recorded them."],
+    ["N/A", "At least one seed diverged. A dash means that the run was not started; 120/300 rounds, that it is not finished."],
+    ["Curves", "If several seeds are finished, a curve is their mean, with a band from the minimum to the maximum. Where rounds were not evaluated, there are points on a thin line. Long curves are thinned to what a screen can show, keeping the minimum and maximum of each stretch. Smoothing is a mean over the preceding rounds. The strip below the curves shows the number of models in windows that are chosen automatically."],
   ];
-  return el("section", { id: "method" }, el("h2", {}, "How the numbers are made"),
+  return el("section", { id: "method" }, el("h2", {}, "How the numbers are computed"),
     el("dl", { class: "method" }, says.map(([term, text]) => el("div", {}, el("dt", {}, term), el("dd", {}, text)))));
 }
 
@@ -110,7 +110,7 @@ function start() {
   theme.addEventListener("change", () => setTheme(theme.value));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(theme.value));
   document.getElementById("dialog").addEventListener("click", (event) => {
-    if (event.target.id === "dialog") event.target.close(); // beside it
+    if (event.target.id === "dialog") event.target.close(); // a click outside the dialog
   });
   addEventListener("beforeprint", () => {
     [...waiting.keys()].forEach(fillNow);

@@ -1,12 +1,12 @@
 "use strict";
-// Runs: the list of all, and what is known of each, on demand.
+// Runs: the list of all runs, and the details of each on demand.
 
 function facts(pairs) {
   return el("dl", {}, pairs.filter(([, value]) => value !== "" && value !== null && value !== undefined)
     .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
-/** A text to copy. */
+/** A block of text with a button to copy it. */
 function code(text, label) {
   const button = el("button", {
     type: "button", class: "copy",
@@ -15,7 +15,7 @@ function code(text, label) {
         await navigator.clipboard.writeText(text);
         button.textContent = "Copied";
       } catch {
-        getSelection().selectAllChildren(block); // no clipboard here: select it
+        getSelection().selectAllChildren(block); // no clipboard: select the text
       }
     },
   }, "Copy");
@@ -23,7 +23,7 @@ function code(text, label) {
   return el("div", { class: "code" }, el("h4", {}, label), button, block);
 }
 
-/** Settings, machine, versions, seconds and command of a run. */
+/** Settings, machine, versions, time and command of a run. */
 function runFacts(run) {
   const machine = DATA.machines[run.machine] || {};
   const where = ["processor", "cores", "platform"].map((name) => [name, machine[name]]);
@@ -51,7 +51,7 @@ function openRun(run) {
   openDialog(run.name, runFacts(run));
 }
 
-/** What stands behind one number of a table. */
+/** The details behind one number of a table. */
 function openEntry(table, entry) {
   const gain = entry.gain && entry.gain[0] !== null
     ? `${format(entry.gain[0], true)} ${gainEnds(entry.gain)}` : "";
@@ -59,7 +59,7 @@ function openEntry(table, entry) {
     ? `${entry.gain[3]} seeds` : `${entry.gain[3]} rounds of one run`) : "";
   const rows = [
     [MEASURE.title, entry.text || format(entry.mean) + (entry.deviation === null ? "" : ` \u00b1 ${format(entry.deviation)} over seeds`)],
-    ["stands on", entry.basis],
+    ["based on", entry.basis],
     ["gain over plain", gain], ["interval from", basis],
     ["paper", hasPaper(entry) ? `${paperText(entry)} (${entry.where})` : ""],
     ["remark", entry.remark],

@@ -1,14 +1,14 @@
 "use strict";
 // From data to pixels and back, and the numbers on axes.
 
-/** A function from data to pixels: a comes to `from`, b to `to`. */
+/** A function from data to pixels that maps a to `from` and b to `to`. */
 function scale(log, a, b, from, to) {
   const f = log ? (v) => Math.log(Math.max(v, a)) : (v) => v;
   const [fa, fb] = [f(a), f(b)];
   return (v) => from + ((f(v) - fa) / (fb - fa || 1)) * (to - from);
 }
 
-/** Round numbers between two ends: about `count` of them; on a log scale 1, 2, 5, 10, ... or 1, 10, ... */
+/** About `count` round numbers between two ends; on a log scale 1, 2, 5, 10, ... or 1, 10, ... */
 function ticks(from, to, log, count) {
   const found = [];
   if (log && to / from > 4) {
@@ -30,7 +30,7 @@ function short(value) {
   return String(Number(value.toPrecision(6))).replace("-", "\u2212");
 }
 
-/** The index of the round nearest to a pixel; rounds ascend. */
+/** The index of the round nearest to a pixel; rounds are in ascending order. */
 function nearest(x, pixel, px) {
   let [low, high] = [0, x.length - 1];
   while (high - low > 1) {

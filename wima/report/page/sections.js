@@ -1,9 +1,9 @@
 "use strict";
-// Below a table: tables that are texts already, each with a picture of small panels.
+// The sections below a table: tables of strings, each with a figure of small panels.
 
 const PANEL = { width: 300, height: 230, left: 42, right: 14, top: 8, bottom: 26 };
 
-/** Lines of texts as a table; the first `labels` columns are names. `once`: do not show the first name again. */
+/** Lines of strings as a table; the first `labels` columns are names. `once`: do not repeat the first name. */
 function textTable([labels, header, lines], caption, once = false) {
   const again = lines.map((line, n) => once && labels > 1 && n > 0 && lines[n - 1][0] === line[0]);
   const name = (text, hide) => el("th", { scope: "row" }, once ? el("span", { class: hide ? "hidden" : null }, text) : text);

@@ -1,18 +1,18 @@
 "use strict";
-// A strip under the curves: how many models are in the windows that averages choose, on a log scale.
+// A strip below the curves: the number of models in automatically chosen windows, on a log scale.
 
 const STRIP = { height: 80, above: 28 }; // pixels; the title is above it
 
 class Strip {
   constructor(chart) { this.chart = chart; }
 
-  /** The pixels that it takes: none, unless a curve has a window that varies. */
+  /** Its height in pixels: 0 unless a curve has a window that varies. */
   room() { return this.varied(this.chart.lines).length ? STRIP.height + STRIP.above : 0; }
 
   /** The lines of single seeds whose windows vary. */
   varied(lines) { return lines.flatMap((line) => line.parts || [line]).filter((line) => line.window); }
 
-  /** The least and the greatest window between two rounds, with a margin. */
+  /** The smallest and largest window between two rounds, with a margin. */
   range(lines, x0, x1) {
     let [low, high] = [Infinity, -Infinity];
     for (const { window } of lines) {
@@ -25,7 +25,7 @@ class Strip {
     return low > high ? [1, 10] : [low / 1.2, high * 1.2];
   }
 
-  /** The windows of these lines, whose lower edge is at `bottom`. */
+  /** Draw the windows of these lines, with the lower edge at `bottom`. */
   paint(context, width, bottom, lines, [x0, x1], draw) {
     const own = this.varied(lines);
     const [low, high] = this.range(own, x0, x1);
@@ -36,11 +36,11 @@ class Strip {
     context.textBaseline = "bottom";
     context.fillText("models in the window", this.chart.at.pad.left, top - 6);
     this.chart.clipped(context, width, top, bottom, () => {
-      for (const line of own) draw(line, line.window, py, []); // it jumps about: dashes would hide that
+      for (const line of own) draw(line, line.window, py, []); // windows jump, which dashes would hide
     });
   }
 
-  /** How many models the average was of in a round, as text; nothing if that is not known. */
+  /** The number of averaged models in a round, as text; empty if it is not known. */
   told({ window }, round) {
     const at = window ? window.x.indexOf(round) : -1;
     return at < 0 ? "" : `, mean of ${window.y[at]} model${window.y[at] === 1 ? "" : "s"}`;

@@ -1,7 +1,7 @@
 "use strict";
-// Tables: all columns at a glance, or one column with everything that is known of its numbers.
+// Tables: all columns at a glance, or one column in full detail.
 
-/** A number as a button that opens what stands behind it. */
+/** A number as a button that opens its details. */
 function numberButton(table, entry, text) {
   const where = placeName(table, entry);
   return el("button", {
@@ -15,7 +15,7 @@ function placeName(table, entry) {
   return [table.rows[row], table.columns[column], table.headings[heading]].filter(Boolean).join(" \u00b7 ");
 }
 
-/** Ours, its deviation over seeds, or what stands there instead. */
+/** Our number with its deviation over seeds, or the text shown instead. */
 function level(table, entry) {
   if (entry.text) return [numberButton(table, entry, entry.text)];
   const spread = entry.deviation === null ? "" : el("span", { class: "spread" }, ` \u00b1 ${format(entry.deviation)}`);
@@ -27,12 +27,12 @@ function gainEnds(gain) {
   return half === null ? "" : `[${format(mean - half, true)}, ${format(mean + half, true)}]${marks(gain)}`;
 }
 
-/** Behind an interval: * if it is from the rounds of one run, \u2020 if zero is excluded after Holm's correction. */
+/** The marks after an interval: * if it is from the rounds of one run, \u2020 if zero is excluded after Holm's correction. */
 function marks([, half, basis, , marked]) {
   return half === null ? "" : (basis === "rounds" ? "*" : "") + (marked ? "\u2020" : "");
 }
 
-/** A gain; in no colour unless its interval excludes zero. */
+/** A gain; without colour unless its interval excludes zero. */
 function gainMark([mean, half]) {
   return difference(mean, "plain", half === null || Math.abs(mean) <= half);
 }
@@ -51,7 +51,7 @@ function reachedText(entry) {
   return mean.toFixed(0) + some;
 }
 
-// The columns of the detailed table: label, what it is, what it sorts by, what it shows.
+// The columns of the detailed table: label, meaning, sort key, content.
 const DETAILS = [
   ["ours", "mean over the last rounds, then over seeds, with the deviation over seeds",
     (e) => e.mean, (e, t) => level(t, e)],
@@ -62,9 +62,9 @@ const DETAILS = [
   ["gain", "over plain, paired", (e) => e.gain && e.gain[0],
     (e) => (e.gain && e.gain[0] !== null ? gainMark(e.gain) : "")],
   ["95 % interval", "of the gain", (e) => e.gain && e.gain[1], (e) => (e.gain ? gainEnds(e.gain) : "")],
-  ["from", "what the interval stands on: seeds, or the rounds of one run", (e) => e.gain && e.gain[3],
+  ["from", "what the interval is computed over: seeds, or the rounds of one run", (e) => e.gain && e.gain[3],
     (e, t) => (e.gain && e.gain[1] !== null && !t.seeds ? `${e.gain[3]} ${e.gain[2]}` : "")],
-  ["paper\u2019s gain", "the difference of the paper\u2019s two numbers", (e) => e.paperGain,
+  ["paper\u2019s gain", "the difference between the paper\u2019s two numbers", (e) => e.paperGain,
     (e) => format(e.paperGain, true)],
   ["deviation", "standard deviation from round to round, over the last rounds", (e) => e.jitter,
     (e) => format(e.jitter)],
@@ -73,9 +73,9 @@ const DETAILS = [
     (e) => format(e.forgetting)],
   ["rounds to target", "first evaluated round at the target", (e) => e.reached[0],
     (e) => (MEASURE.target === null ? "" : reachedText(e))],
-  ["MB to target", "sent to clients and by them until that round", (e) => e.sent && e.sent[0],
+  ["MB to target", "sent to and from clients until that round", (e) => e.sent && e.sent[0],
     (e) => (e.sent ? e.sent[1] : "")],
-  ["seeds", "how many runs the number stands on", (e) => e.seeds, (e, t) => (t.seeds ? "" : e.basis)],
+  ["seeds", "how many runs are behind the number", (e) => e.seeds, (e, t) => (t.seeds ? "" : e.basis)],
 ];
 
 class TableView {
@@ -110,12 +110,12 @@ class TableView {
     this.more.textContent = `Show all ${rows.length} rows`;
   }
 
-  /** How to read it. */
+  /** How to read the table. */
   note() {
     const { gainNotes, grid, seeds } = this.table;
     if (grid) return el("p", { class: "rest" }, gainNotes.join(" "));
-    return el("p", { class: "rest" }, [seeds === "1 seed" ? "" : "\u00b1 behind a level: deviation over seeds.", ...gainNotes,
-      gainNotes.length ? "In grey: a gain whose interval does not exclude zero." : "", "A number opens its runs."].filter(Boolean).join(" "));
+    return el("p", { class: "rest" }, [seeds === "1 seed" ? "" : "\u00b1 after a level: deviation over seeds.", ...gainNotes,
+      gainNotes.length ? "Grey: a gain whose interval contains zero." : "", "Click a number to see its runs."].filter(Boolean).join(" "));
   }
 
   caption() {
@@ -144,7 +144,7 @@ class TableView {
     return el("table", { class: "overview" }, this.caption(), el("thead", {}, top, names), el("tbody", {}, body));
   }
 
-  /** Ours; below it the gain over plain and the paper's number with the difference. */
+  /** Our number; below it, the gain over plain and the paper's number with the difference. */
   cell(entry) {
     if (!entry) return "";
     const lines = [el("div", { class: "ours" }, level(this.table, entry))];
@@ -194,7 +194,7 @@ class TableView {
       el("button", { type: "button", class: "sort", onclick: () => this.turn(i, own) }, label + mark));
   }
 
-  /** Descending, ascending, as it was. */
+  /** Descending, ascending, unsorted. */
   turn(i, own) {
     this.sort = own === 0 ? [i, -1] : own < 0 ? [i, 1] : null;
     this.fill();
@@ -203,7 +203,7 @@ class TableView {
     [...again].find((button) => button.textContent.startsWith(label))?.focus();
   }
 
-  /** By a column; what has no number comes last. */
+  /** Sorted by a column; entries without a number come last. */
   sorted(entries) {
     const [index, way] = this.sort;
     const key = DETAILS[index][2];
