@@ -1,4 +1,4 @@
-# `make demo`, `make test`, `make docs` and `make dist` set everything up by themselves; nothing else is needed but Python >= 3.11.
+# `make demo`, `make test`, `make docs` and `make dist` set everything up themselves; they need only Python >= 3.11.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ PAGE := wima/report/page
 NODE := $(shell command -v node 2>/dev/null)
 ESLINT_VERSION := 10.14.0
 ESLINT := $(VENV)/eslint-$(ESLINT_VERSION)
-# What the report's page uses of the browser; all other names must be declared.
+# The browser's globals that the report's page uses; all other names must be declared.
 BROWSER := addEventListener,document,getComputedStyle,getSelection,IntersectionObserver,matchMedia,navigator,requestAnimationFrame,ResizeObserver,window
 
 .PHONY: demo test coverage docs lint javascript notebooks dist clean
@@ -37,7 +37,7 @@ lint: $(READY) javascript
 ifdef NODE
 javascript: $(ESLINT)/.tried
 	@for file in $(PAGE)/*.js; do echo "node --check $$file"; node --check $$file || exit 1; done
-	@# The files become one script. ESLint's exit code 1 is a finding; if it cannot run, that is no failure.
+	@# The files become one script. ESLint's exit code 1 is a finding; if it cannot run, that is not a failure.
 	@if [ -x $(ESLINT)/node_modules/.bin/eslint ]; then \
 		echo "eslint $(PAGE)/*.js"; \
 		cat $(PAGE)/*.js | $(ESLINT)/node_modules/.bin/eslint --stdin --no-config-lookup \
@@ -66,16 +66,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
-# Of its own, because building a release needs none of the packages that wima needs.
+# A separate environment, because building a release needs none of wima's dependencies.
 $(DIST)/.ready: constraints.txt
 	$(PYTHON) -m venv $(DIST)
 	$(DIST)/bin/python -m pip install -q -c constraints.txt build twine
 	touch $@
 
-# Tried once, so that nobody waits for a network that is not there; remove the folder to try again.
+# Tried once, so that nobody waits for a missing network; remove the folder to try again.
 $(ESLINT)/.tried: | $(READY)
 	@mkdir -p $(ESLINT)
 	@npm install --prefix $(ESLINT) --no-save --no-fund --no-audit --ignore-scripts --fetch-retries=0 \
 		--fetch-timeout=10000 eslint@$(ESLINT_VERSION) >$(ESLINT)/npm.log 2>&1 || \
-		echo "ESLint could not be installed (see $(ESLINT)/npm.log): undeclared names are not looked for."
+		echo "ESLint could not be installed (see $(ESLINT)/npm.log): undeclared names are not checked."
 	@touch $@

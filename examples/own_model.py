@@ -1,7 +1,7 @@
 """Your own model and data: arrays with a client id per example, and any torch module.
 
-Each hospital has patients of one class, and two of six hospitals train in a round: the plain model
-swings towards whoever trained last, its average does not.
+Each hospital has patients of one class, and two of six hospitals train in each round: the plain
+model swings towards the hospitals that trained last, its average does not.
 """
 
 import numpy as np

@@ -31,7 +31,7 @@ for step in range(1, 601):
     nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
     optimizer.step()
     average.update()
-    auto.update()  # before gradients are zeroed: they choose the window
+    auto.update()  # before the gradients are zeroed: the window is chosen by them
     if step % 100 == 0:
         shown = [f"step {step}: plain {accuracy():.3f}"]
         for window in average.windows:

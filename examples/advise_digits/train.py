@@ -17,7 +17,7 @@ from wima.models import MLP
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("folder", type=Path)
 parser.add_argument("--checkpoints", type=int, default=200)
-parser.add_argument("--every", type=int, default=10, help="steps from one checkpoint to the next")
+parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
 parser.add_argument("--lr", type=float, default=0.5)
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--seed", type=int, default=0)

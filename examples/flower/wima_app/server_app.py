@@ -1,4 +1,4 @@
-"""The server: plays the run that the run config names."""
+"""The server: executes the run that the run config describes."""
 
 from wima.flower import server_app as app
 
