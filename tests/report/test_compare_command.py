@@ -84,7 +84,7 @@ def test_an_unwritable_place_is_a_users_mistake(three, cli):
         (["runs", "--metric", "f1"], "it has accuracy, loss"),
         (["runs", "--last", "0"], "positive"),
         (["runs", "--target", "80"], "between 0 and 1"),
-        (["runs/fedavg-s0", "runs/fedavg-s1", "--model", "plain"], "needs another"),
+        (["runs/fedavg-s0", "runs/fedavg-s1", "--model", "plain"], "needs at least two"),
     ],
 )
 def test_wrong_input_is_explained(three, cli, arguments, told):

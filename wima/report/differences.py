@@ -47,11 +47,11 @@ def _places(table: Table) -> Iterator[tuple[str, str, dict[str, Any]]]:
         if found is not None:
             preset, own = found
             place = entry.row if one_column else f"{entry.row} on {entry.column}"
-            kept = {n: v for n, v in own.items() if not _told(n, v, entry.row, table)}
+            kept = {n: v for n, v in own.items() if not _is_named(n, v, entry.row, table)}
             yield place, preset, kept
 
 
-def _told(name: str, value: Any, row: str, table: Table) -> bool:
+def _is_named(name: str, value: Any, row: str, table: Table) -> bool:
     """Whether the names in the table already say it."""
     if table.sheet.scale and (name in NAMED or f"{value} {name.split('_')[0]}" in row):
         return True  # "15 clients" is clients_per_round = 15

@@ -74,7 +74,7 @@ def group_names(groups: Sequence[dict[str, str]]) -> list[Name]:
     alike: dict[str, list[dict[str, str]]] = {}
     for group in groups:
         alike.setdefault(_first(group), []).append(group)
-    keys = {first: _telling(own) for first, own in alike.items()}
+    keys = {first: _distinguishing(own) for first, own in alike.items()}
     names = [_name(group, keys[_first(group)]) for group in groups]
     taken: Counter[str] = Counter()
     for place, name in enumerate(names):
@@ -89,7 +89,7 @@ def _first(group: dict[str, str]) -> str:
     return f"{group['algorithm']} on {Path(data).stem if data.endswith('.npz') else data}"
 
 
-def _telling(groups: Sequence[dict[str, str]]) -> list[str]:
+def _distinguishing(groups: Sequence[dict[str, str]]) -> list[str]:
     """The settings in which these groups differ, those with the most distinct values first."""
 
     def kinds(names: Sequence[str]) -> int:
@@ -106,8 +106,8 @@ def _telling(groups: Sequence[dict[str, str]]) -> list[str]:
     return [*needed, *(name for name in varied if name not in needed)]
 
 
-def _name(group: dict[str, str], telling: Sequence[str]) -> Name:
-    parts = [f"{name}={group[name]}" for name in telling if name in group]
+def _name(group: dict[str, str], keys: Sequence[str]) -> Name:
+    parts = [f"{name}={group[name]}" for name in keys if name in group]
     whole = ", ".join([_first(group), *parts])
     if len(whole) <= LIMIT:
         return Name(whole, whole)

@@ -97,13 +97,13 @@ def _details(tables: Sequence[Table], own: Mapping[str, str], measure: Measure) 
     parts = ["## How to read the tables", legend]
     for name, pieces in by_data(tables).items():
         parts.append(f"## {_md(name)}")
-        parts += ["##" + markdown(t, measure, _told(t, measure)).rstrip("\n") for t in pieces]
+        parts += ["##" + markdown(t, measure, _own_notes(t, measure)).rstrip("\n") for t in pieces]
         parts += [f"### Notes on {_md(name)}", own[name]] if name in own else []
     whole = [table for table in tables if table.sheet.kind == "regret"]
     return parts + ["#" + markdown(table, measure).rstrip("\n") for table in whole]
 
 
-def _told(table: Table, measure: Measure) -> list[str]:
+def _own_notes(table: Table, measure: Measure) -> list[str]:
     """The notes on a table that are not in the legend."""
     shared = {*gain_notes(table), table.sheet.note if table.sheet.scale else None}
     return [line for line in notes(table, measure) if line not in shared]

@@ -96,7 +96,7 @@ def read_notes(path: Path) -> str:
 
 def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitted]]:
     """A table for each sheet, and one for runs that are in no sheet."""
-    sheets = sorted(_told_apart(found.sheets).items(), key=lambda item: _rank(item[1]))
+    sheets = sorted(_with_scales(found.sheets).items(), key=lambda item: _rank(item[1]))
     tables = [sheet_table(path, sheet, found, measure) for path, sheet in sheets]
     shown = {id(run) for table in tables for run in table.runs()}
     others = [run for run in found.runs.values() if id(run) not in shown]
@@ -107,7 +107,7 @@ def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitt
     return _with_slugs(tables), repeats
 
 
-def _told_apart(sheets: dict[Path, Sheet]) -> dict[Path, Sheet]:
+def _with_scales(sheets: dict[Path, Sheet]) -> dict[Path, Sheet]:
     """The sheets, with their scale in the title if several have the same title."""
     titles = Counter(sheet.title for sheet in sheets.values())
     return {

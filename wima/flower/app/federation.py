@@ -90,7 +90,7 @@ class Federation(Strategy, Engine):
         self._now: Current
         self._after: RoundState
         self._gradient: Vector | None = None  # the mean of MIME's phase A
-        self._cut: set[int] = set()  # nodes that claimed more examples than allowed
+        self._capped: set[int] = set()  # nodes that claimed more examples than allowed
 
     def start(
         self,
@@ -271,8 +271,8 @@ class Federation(Strategy, Engine):
             return 1.0
         most = self.options.most_examples or self.setup.task.data.size(i)
         node = self._now.nodes[i]
-        if update.examples > most and node not in self._cut:
-            self._cut.add(node)
+        if update.examples > most and node not in self._capped:
+            self._capped.add(node)
             log.warning(
                 "Node %d (client %d) claims %d examples and is weighted with %d; if nodes use "
                 "their own data, set most-examples.",

@@ -98,8 +98,8 @@ class Averaging(Generic[Packed]):
             raise
         if resumed is not None:
             if self.serving.serve == "better":
-                judged = resumed.extra
-                self.serving.average, self.serving.streak = judged["average"], judged["streak"]
+                saved = resumed.extra
+                self.serving.average, self.serving.streak = saved["average"], saved["streak"]
             log.info("Averages resumed after %s models, from %s.", self._models.seen, store.folder)
 
     @property
