@@ -138,7 +138,7 @@ def _labels(axes: Any, rows: Sequence[Row], comparison: Comparison) -> None:
         text.set_parse_math(False)
     unit = "points" if measure.is_share else measure.metric
     name = comparison.baseline.name
-    told = f"difference to {name if len(name) <= SHORT else 'the baseline'}, {unit}"
+    told = f"difference from {name if len(name) <= SHORT else 'the baseline'}, {unit}"
     axes.set_xlabel(printable(told), parse_math=False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", alpha=0.25, linewidth=0.5)

@@ -120,7 +120,7 @@ def caption(comparison: Comparison) -> list[str]:
     pairs = [row.difference.size for row in comparison.rows if row.difference]
     if not pairs:
         return said
-    said.append(f"Difference to {base.name}, paired by seed")
+    said.append(f"Difference from {base.name}, paired by seed")
     if comparison.tests:
         said[1] += f", with Student's 95 % interval. † p ≤ {RISK:g} after Holm's correction"
         said[1] += f" for {comparison.tests} comparisons" if comparison.tests > 1 else ""
