@@ -191,7 +191,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_with_others_to_the_same_bytes(
         assert time.monotonic() - before < 30
         assert [rank.code for rank in ended] == [1] * (count - 1) + [-9]  # all have ended
         status = json.loads((path / "status.json").read_text())
-        assert f"Rank {count - 1} ended" in ended[0].output
+        assert f"Rank {count - 1} exited" in ended[0].output
         assert f"failed after {done} of 12 rounds" in ended[0].output
         assert (status["state"], status["done"]) == ("failed", done)
         for helper in ended[1:-1]:

@@ -51,7 +51,7 @@ def test_space_is_taken_when_it_is_asked_for(little_memory):
 def test_no_room_anywhere_is_an_error_that_says_so(little_memory, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(little_memory))
     arrays = shared.Shared()
-    with pytest.raises(RunError, match=r"one of 3 MB.*No space left.*TMPDIR.*'serial'"):
+    with pytest.raises(RunError, match=r"file of 3 MB.*No space left.*TMPDIR.*'serial'"):
         arrays.allocate((LARGE,), np.uint8)
 
 

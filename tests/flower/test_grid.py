@@ -263,7 +263,7 @@ def test_a_timeout_returns_what_is_there_and_a_child_that_dies_is_replaced():
         (quick,) = nodes.send_and_receive(messages, timeout=0.5)
         assert quick.metadata.src_node_id == second
         (error,) = ask(nodes, [first], die=True)
-        assert error.has_error() and "ended with exit code 3" in error.error.reason
+        assert error.has_error() and "exited with code 3" in error.error.reason
         assert [r.content["config"]["n"] for r in ask(nodes)] == [3, 3]
 
 

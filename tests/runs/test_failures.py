@@ -84,7 +84,7 @@ def test_a_client_that_kills_its_workers_ends_the_run_with_a_checkpoint(tmp_path
             assert parent == os.getpid()
 
     assert ends(in_a_fork(deadly)) == 1
-    assert "killed by signal 9. That makes 3 workers" in told.read_text()
+    assert "killed by signal 9. 3 workers have exited here" in told.read_text()
     assert "round 6, client" in told.read_text()
     (found, *_), wrong = manifests.find(Segments(path / FOLDER))
     assert found.t == 6 and not wrong and read_run(path).status["state"] == "failed"

@@ -1,4 +1,4 @@
-"""What engines share: the setup of a run, its state between rounds, where errors happened."""
+"""Shared by all engines: the setup of a run, its state between rounds, the location of errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wima.task.task import Task
 
 
 class Setup(NamedTuple):
-    """All that stays the same during a run."""
+    """Everything that stays the same during a run."""
 
     task: Task
     algorithm: Algorithm
@@ -32,13 +32,13 @@ class Setup(NamedTuple):
     weighting: Weighting
     seed: int
     faults: Faults = Faults()
-    fresh: bool = False  # whether `RoundState.fresh` is asked for
+    fresh: bool = False  # whether to compute `RoundState.fresh`
     privacy: Gaussian | None = None
     cohort: int = 1  # clients per round, on average
 
     @property
     def trained(self) -> int | None:
-        """The length of the part of w that algorithms see; what follows is averaged as it is."""
+        """The length of the part of w that algorithms see; the rest is simply averaged."""
         return self.task.trained
 
     def weight(self, client: int) -> float:
@@ -46,24 +46,24 @@ class Setup(NamedTuple):
         return float(self.task.data.size(client)) if self.weighting == "examples" else 1.0
 
     def private_sum(self, state: RoundState) -> PrivateSum | None:
-        """Where a round's updates are summed up, with differential privacy."""
+        """An empty sum for the round's updates; None without differential privacy."""
         if self.privacy is None or state.clip is None:
             return None
         return PrivateSum(self.privacy, state.clip, self.cohort, state.w[: self.trained])
 
     def usable(self, *sent: Any) -> bool:
-        """Whether what a client sent may be used: with `exclude`, only if all of it is finite."""
+        """Whether a client's update can be used: with `exclude`, only if all of it is finite."""
         return not self.faults.exclude or all(is_finite(vector) for vector in vectors(sent))
 
 
 class RoundState(NamedTuple):
-    """All that a round changes.  `memory` is changed in place, the rest replaced."""
+    """Everything that a round changes.  `memory` is changed in place, the rest is replaced."""
 
     w: Vector
     server: State
     opt: OptState
     memory: ClientMemory
-    excluded: tuple[int, ...] = ()  # clients of the last round that sent what is not finite
+    excluded: tuple[int, ...] = ()  # clients of the last round whose updates were not finite
     fresh: Vector | None = None  # the clients' own gradients of the last round, see `fresh_part`
     clip: float | None = None  # of the next round, with differential privacy
 
@@ -73,12 +73,12 @@ class Engine:
 
     name: str
     setup: Setup
-    why = ""  # the reason for which `auto` chose it
+    why = ""  # the reason why `auto` chose it
     runs_ahead = False  # whether `begin` does anything
     helps = False  # whether another process runs the rounds, see `serve`
 
     def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
-        """Start on the round that will be asked for next."""
+        """Start on the next round, which `round` will request."""
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         """The state after round t."""
@@ -90,11 +90,11 @@ class Engine:
         return [exam.answer(solver, piece, models) for piece in exam.pieces]
 
     def serve(self) -> bool:
-        """Work for the process that runs the rounds, until it ends the run; False if this is it."""
+        """Work for the process that runs the rounds until the run ends; False in that process."""
         return False
 
     def close(self) -> None:
-        """End workers, if there are any."""
+        """Stop the workers, if any."""
 
 
 def first_state(setup: Setup, **storage: Any) -> RoundState:
@@ -109,12 +109,12 @@ def first_state(setup: Setup, **storage: Any) -> RoundState:
 
 
 def is_finite(vector: Vector) -> bool:
-    """Whether all entries are numbers."""
+    """Whether no entry is infinite or NaN."""
     return bool(torch.isfinite(vector).all())
 
 
 class RunningMean:
-    """A weighted mean, summed in the order of arrival and divided once."""
+    """A weighted mean: summed in order of arrival, divided once."""
 
     def __init__(self) -> None:
         self._total: Vector | None = None
@@ -134,7 +134,7 @@ class RunningMean:
 
 @contextmanager
 def located(t: int, hook: str, client: int | None = None) -> Iterator[None]:
-    """Add to an error the round, client and hook in which it happened."""
+    """Prefix errors with the round, client and hook in which they happened."""
     try:
         yield
     except RunError:

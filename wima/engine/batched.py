@@ -1,7 +1,7 @@
 """The pool that trains all clients of a round at once, as rows of one matrix.
 
-Equal to the other engines up to rounding, which differs because products of matrices are summed in
-another order.  Clients with more steps come first, so that each step works on the first rows only.
+Results equal those of the other engines up to rounding, because matrix products are summed in a
+different order.  Clients with more steps come first, so each step uses only the first rows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from wima.engine.rows import RowGradients, check_rows
 from wima.task.device import seeded
 
 Rows: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]  # of the data
-Steps: TypeAlias = list[Rows]  # what each step of a visit sees
+Steps: TypeAlias = list[Rows]  # the examples of each step of a visit
 
 
 class Step(NamedTuple):
-    """What clients see in one step: examples, and the address of random layers."""
+    """The input of one step: the clients' examples, and the address of random layers."""
 
     x: Tensor  # (clients, batch, ...)
     y: Tensor
@@ -45,12 +45,12 @@ class Batched(Pool):
     def __init__(self, setup: Setup, w: Vector) -> None:
         self._task, self._sgd, self._seed = setup.task, setup.sgd, setup.seed
         space = setup.task.workspace
-        check(space is not None, "engine 'batched' needs a task of make_task; use 'serial'.")
+        check(space is not None, "engine 'batched' needs a task from make_task; use 'serial'.")
         assert space is not None
         self._space, self._gradients = space, RowGradients(space)
         data = setup.task.data
         self._x, self._y = as_tensor(data.x), as_tensor(data.y)
-        if space.transform is None:  # a transform works where the examples are stored
+        if space.transform is None:  # a transform runs where the examples are stored
             self._x = self._x.to(space.device)
         self._offsets = np.asarray(data.offsets)
         x, y = self._transformed(self._x[:1], (0,)), self._y[:1]
@@ -83,12 +83,12 @@ class Batched(Pool):
         return problem.w[self._space.flat.layout.trained :]
 
     def _plan(self, problem: Problem) -> Steps:
-        """Rows of the data that each step of the visit sees."""
+        """The rows of the data for each step of the visit."""
         i = problem.client
         start, stop = int(self._offsets[i]), int(self._offsets[i + 1])
         steps = self._sgd.whole_steps(stop - start)
-        # The order within a batch matters only to what is drawn for each example.  Without it, a
-        # round of ten digits clients with one batch each takes 1.2 ms instead of 1.9.
+        # The order within a batch matters only if something random is drawn per example.  Without
+        # shuffling, a round of ten digits clients, one batch each, takes 1.2 ms instead of 1.9.
         if steps is not None and not self._space.random and self._space.transform is None:
             return [np.arange(start, stop)] * shortened(steps, problem.share)
         random = rng("batches", self._seed, problem.t, i)
@@ -98,7 +98,7 @@ class Batched(Pool):
     def _descend(
         self, problems: list[Problem], plans: list[Steps]
     ) -> tuple[_Rows, Tensor, Tensor | None]:
-        """SGD on all local problems; clients are sorted by their number of steps, most first."""
+        """SGD on all local problems; clients are sorted by number of steps, most first."""
         rows = _Rows([p.local for p in problems if p.local is not None])
         rest, lr = self._rest(problems[0]), problems[0].lr
         y, velocity = rows.start.clone(), torch.zeros((), device=rows.start.device)
@@ -126,7 +126,7 @@ class Batched(Pool):
         batches: list[Rows],
         k: int,
     ) -> Tensor:
-        """Mini-batch gradients, with weight decay; anchored: less those at start."""
+        """Mini-batch gradients with weight decay; if anchored, minus those at start."""
         groups = _same_size(batches)
         if len(groups) == 1:
             step = self._step(problems, batches, k)
@@ -167,7 +167,7 @@ class Batched(Pool):
         return torch.add(g, w, alpha=decay) if decay else g
 
     def _correct(self, g: Tensor, y: Tensor, rows: _Rows, active: int) -> Tensor:
-        """scale * g + prox * (y - start) + shift, clipped; adding what is 0 is left out."""
+        """scale * g + prox * (y - start) + shift, clipped; terms that are 0 are skipped."""
         if rows.scale is not None:
             g = rows.scale[:active] * g
         if rows.prox is not None:
@@ -192,11 +192,11 @@ class Batched(Pool):
 
 
 class _Rows:
-    """The local problems as matrices; what is the same as in FedAvg for all is None."""
+    """The local problems as matrices; None where all clients have FedAvg's value."""
 
     def __init__(self, local: list[Local]) -> None:
         first = local[0]
-        if all(p is first for p in local):  # one row stands for all
+        if all(p is first for p in local):  # one row serves all clients
             local, self.start = [first], first.start.expand(len(local), -1)
         else:
             self.start = torch.stack([p.start for p in local])
@@ -224,12 +224,12 @@ def _like(tensor: Tensor) -> dict[str, Any]:
 
 
 def _longest_first(plans: list[Steps]) -> list[int]:
-    """Places of the plans, those with most steps first."""
+    """Indices of the plans, most steps first."""
     return sorted(range(len(plans)), key=lambda i: -len(plans[i]))
 
 
 def _same_size(batches: list[Rows]) -> list[list[int]]:
-    """The places of batches, grouped by their size."""
+    """Indices of the batches, grouped by size."""
     groups: dict[int, list[int]] = {}
     for place, rows in enumerate(batches):
         groups.setdefault(len(rows), []).append(place)

@@ -1,4 +1,4 @@
-"""A child process that works for the pool, as its parent sees it."""
+"""A child process of the pool, from its parent's side."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _START = (
     "import importlib, json, sys; sys.path = json.loads(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
-_OURS = ("SIGINT", "SIGHUP", "SIGTERM", "SIGUSR2")  # SLURM sends the last before the time is up
+_OURS = ("SIGINT", "SIGHUP", "SIGTERM", "SIGUSR2")  # SLURM sends the last one before the time limit
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Exited(RunError):  # noqa: N818  (it is the child that errs)
-    """A child exited by itself; the message says how."""
+class Exited(RunError):  # noqa: N818  (the error is the child's)
+    """A child exited unexpectedly; the message says how."""
 
 
 def launch(module: str, descriptors: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """A process that runs `main` of the module, with one thread and pipes to this process.
+    """Start a process that runs `main` of the module, with one thread and pipes to this process.
 
-    It ends when its input closes, and not by signals that a terminal or a batch system sends to all
-    processes of a run: this process handles them, and may want to finish what it is doing.
+    It exits when its input closes.  It ignores signals that a terminal or a batch system sends to
+    all processes of a run: this process handles them, and may have to finish its work first.
     """
     with _blocked(*_OURS):
         return subprocess.Popen(
@@ -48,7 +48,7 @@ def launch(module: str, descriptors: Sequence[int] = ()) -> subprocess.Popen[byt
 
 @contextlib.contextmanager
 def _blocked(*names: str) -> Iterator[None]:
-    """Signals wait until the block is left; processes that are started in it never get them."""
+    """Hold signals back until the end of the block; processes started in it never get them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -60,14 +60,14 @@ def _blocked(*names: str) -> Iterator[None]:
 
 
 def exit_message(process: subprocess.Popen[bytes]) -> str:
-    """How a process exited; waits until it has."""
+    """How a process exited; waits until it does."""
     code = process.wait()
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
     return f"A worker process (pid {process.pid}) {how}."
 
 
 def pickled(what: Any, refused: str) -> bytes:
-    """What a worker is sent once, over its pipe.  refused: the error if it cannot be, with a {}."""
+    """The bytes sent to a worker once.  refused: the error if pickling fails, {} is the reason."""
     try:
         return cloudpickle.dumps(what)  # type: ignore[no-any-return]
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -75,15 +75,15 @@ def pickled(what: Any, refused: str) -> bytes:
 
 
 class Child:
-    """One process and the slots of the jobs it was sent."""
+    """One process and the slots of the jobs sent to it."""
 
     def __init__(self, descriptors: list[int]) -> None:
         self.process = launch("wima.engine.worker", descriptors)
-        self.slots: deque[int] = deque()  # in the order in which answers will come
+        self.slots: deque[int] = deque()  # in the order of the answers to come
         self._unread = b""
 
     def brief(self, briefing: bytes) -> None:
-        """Send what the child must know, and wait until it is ready."""
+        """Send the briefing and wait until the child is ready."""
         self._write(len(briefing).to_bytes(8, "little") + briefing)
         self.receive()
 
@@ -100,9 +100,9 @@ class Child:
         self._write(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]]:
-        """The answers that have come; waits for one if there is none."""
+        """The answers that have arrived; waits for one if there are none."""
         assert self.process.stdout is not None
-        # Read past Python's own buffer: a line that waits there would not wake the selector.
+        # Bypass Python's own buffer: a line waiting there would not wake the selector.
         while b"\n" not in self._unread:
             data = os.read(self.process.stdout.fileno(), 65536)
             if not data:
@@ -116,7 +116,7 @@ class Child:
 
 
 def end(children: Sequence[Child]) -> None:
-    """Close the children's inputs, which ends them; kill what does not end."""
+    """Close the children's inputs, which ends them; kill those that do not exit."""
     for child in children:
         if child.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -1,9 +1,10 @@
 """Engine `auto`: the fastest for this model on this machine, measured once and remembered.
 
-Trials take at most 3 s or 2 % of the run, whichever is more: the cheapest one comes first and says
-how long the run will be.  One that would not fit into what is left is put off to a longer run.
+Trials take at most 3 s or 2 % of the run, whichever is more: the cheapest one comes first and shows
+how long the run will be.  A trial that would not fit into the remaining time is postponed until a
+longer run.
 
-So `auto` may take different engines on different machines; the record of a run names its engine.
+So `auto` may choose different engines on different machines; the record of a run names its engine.
 `serial` and `processes` give the same bytes, `batched` the same up to rounding.
 """
 
@@ -33,19 +34,19 @@ from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
 Make: TypeAlias = Callable[[str, Setup], Engine]
-SHORT = 2000  # steps of all clients in all rounds; below, measuring takes longer than the run
-SLOW_STEP = 0.005  # seconds; arithmetic then outweighs Python, and `batched` has nothing to save
-SHORT_ROUND = 0.02  # seconds; messages to workers then outweigh a second core
+SHORT = 2000  # steps of all clients in all rounds; for fewer, measuring takes longer than the run
+SLOW_STEP = 0.005  # seconds; above, arithmetic outweighs Python, and `batched` saves nothing
+SHORT_ROUND = 0.02  # seconds; below, messages to workers cost more than a second core gains
 PROBE = 4  # steps of a trial visit
 MEASURED = ("serial", "batched", "processes")
-TRIAL = 0.3  # seconds of a trial, at least two rounds
-LEAST = 3.0  # seconds of all trials, however short the run is
-SHARE = 0.02  # of the run, if that is more
-START = 1.5  # seconds until workers are ready, as far as trials are planned
+TRIAL = 0.3  # seconds per trial, of at least two rounds
+LEAST = 3.0  # seconds for all trials, however short the run is
+SHARE = 0.02  # of the run's time, if that is more
+START = 1.5  # seconds that trials allow for the start of workers
 
 
 class Cost(NamedTuple):
-    """What an engine costs."""
+    """The time an engine takes."""
 
     startup: float  # seconds
     round: float
@@ -54,7 +55,7 @@ class Cost(NamedTuple):
         return self.startup + rounds * self.round
 
 
-Costs: TypeAlias = dict[str, Cost | None]  # None: put off, for lack of time
+Costs: TypeAlias = dict[str, Cost | None]  # None: postponed for lack of time
 
 
 class Chosen(NamedTuple):
@@ -65,12 +66,12 @@ class Chosen(NamedTuple):
 
 
 def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) -> Chosen:
-    """The engine with the least time for so many rounds; several: processes allowed."""
+    """The fastest engine for this number of rounds; several: processes are allowed."""
     steps = typical_steps(setup)
     if setup.task.workspace is None:
-        return Chosen("serial", "the only one for a task that is made of functions")
+        return Chosen("serial", "the only one for a task made of functions")
     if rounds * cohort * steps < SHORT:
-        return Chosen("serial", f"less than {SHORT:,} client steps are too few for trials")
+        return Chosen("serial", f"fewer than {SHORT:,} client steps, not worth a trial")
     key, begin = fingerprint(setup, cohort, steps, several), clock()
     known = recall(key)
     trials = Trials(make, setup, cohort, steps, rounds, several, known)
@@ -88,8 +89,8 @@ def _best(costs: Costs, rounds: int, seconds: float | None) -> Chosen:
     totals = {name: cost.total(rounds) for name, cost in costs.items() if cost is not None}
     shown = ", ".join(f"{name} {_in_words(total)}" for name, total in totals.items())
     origin = "measured before" if seconds is None else f"trials took {_in_words(seconds)}"
-    put_off = ", ".join(name for name, cost in costs.items() if cost is None)
-    untried = f"; no time to try {put_off}" if put_off else ""
+    postponed = ", ".join(name for name, cost in costs.items() if cost is None)
+    untried = f"; no time to try {postponed}" if postponed else ""
     why = f"estimated time to train: {shown} ({origin}{untried})"
     return Chosen(min(totals, key=totals.__getitem__), why)
 
@@ -102,7 +103,7 @@ def _in_words(seconds: float) -> str:
 
 
 def typical_steps(setup: Setup) -> int:
-    """The steps of a client of mean size."""
+    """The steps of a client of average size."""
     sgd, mean = setup.sgd, _mean_size(setup)
     size = mean if sgd.batch_size == "full" else sgd.batch_size
     return sgd.steps or max(1, ceil(sgd.epochs * mean / size))
@@ -113,7 +114,7 @@ def _mean_size(setup: Setup) -> float:
 
 
 class Trials:
-    """Trial rounds with each engine that may be the best, until the time for them is spent."""
+    """Trial rounds with each engine that may be the fastest, until their time is used up."""
 
     def __init__(
         self,
@@ -131,24 +132,24 @@ class Trials:
         full = setup.algorithm.full_gradient != "none"
         self._extra = (1.0 if size == "full" else _mean_size(setup) / size) if full else 0.0
         self._begin, self.costs = clock(), dict(known)
-        self.made: dict[str, float] = {}  # the seconds that an engine's last trial took
+        self.made: dict[str, float] = {}  # the seconds of each engine's last trial
 
     def run(self) -> None:
-        """Complete `costs`, as far as the time allows."""
-        put_off = [name for name, cost in self.costs.items() if cost is None]
+        """Complete `costs` as far as time allows."""
+        postponed = [name for name, cost in self.costs.items() if cost is None]
         fresh = not self.costs
         if fresh:
-            self._measure("serial", 1, 1)  # what a step costs, and so the run
+            self._measure("serial", 1, 1)  # shows what a step costs, and thus the run
             self._try("serial")
-            put_off = self._candidates()
-            self.costs |= dict.fromkeys(put_off)
-        tried = [name for name in put_off if self._try(name)]
-        # Once more, all of them: a busy moment must not decide.
+            postponed = self._candidates()
+            self.costs |= dict.fromkeys(postponed)
+        tried = [name for name in postponed if self._try(name)]
+        # Repeat all of them, so that a busy moment does not decide.
         for name in [*(["serial"] if fresh and tried else []), *tried]:
             self._try(name, again=True)
 
     def _candidates(self) -> list[str]:
-        """The engines besides `serial` that may be the best."""
+        """The engines besides `serial` that may be the fastest."""
         space, found = self._setup.task.workspace, []
         # `batched` draws dropout masks for all clients at once, so they differ from other engines'.
         if self._step() < SLOW_STEP and space is not None and not space.random:
@@ -158,7 +159,7 @@ class Trials:
         return found
 
     def _try(self, name: str, again: bool = False) -> bool:
-        """A trial of usual size, if there is time for it; whether the engine can be used."""
+        """Run a trial of the usual size if there is time; return whether the engine can be used."""
         clients, steps = self._size()
         seconds = self.made[name] if again else self._expected(name, clients, steps)
         if clock() + seconds > self._limit():
@@ -175,12 +176,12 @@ class Trials:
         return True
 
     def _expected(self, name: str, clients: int, steps: int) -> float:
-        """The seconds of two trial rounds."""
+        """The expected seconds of two trial rounds."""
         serial = 2 * clients * self._work(steps) * self._step()
         return START + serial / min(cores(), self._cohort) if name == "processes" else serial
 
     def _measure(self, name: str, clients: int, steps: int) -> None:
-        """Trial rounds, converted to the clients and steps of the run."""
+        """Run trial rounds; convert their time to the clients and steps of the run."""
         probe, begin = self._setup._replace(sgd=replace(self._setup.sgd, steps=steps)), clock()
         cost = measure(self._make, name, probe, clients, self._limit())
         self.made[name] = clock() - begin
@@ -188,7 +189,7 @@ class Trials:
         self.costs[name] = Cost(cost.startup, scale * cost.round)
 
     def _size(self) -> tuple[int, int]:
-        """The clients and steps of a trial round; of slow steps few are enough."""
+        """The clients and steps of a trial round; if steps are slow, a few are enough."""
         steps = min(self._steps, PROBE)
         if self._cohort * self._work(steps) * self._step() < TRIAL:
             return self._cohort, steps
@@ -196,7 +197,7 @@ class Trials:
         return clients, max(1, min(steps, int(TRIAL / (clients * self._step()))))
 
     def _work(self, steps: int) -> float:
-        """The work of a visit in steps; a full gradient counts as those of one epoch."""
+        """The work of a visit in steps; a full gradient counts as one epoch."""
         return steps + self._extra
 
     def _serial(self) -> Cost:
@@ -205,17 +206,17 @@ class Trials:
         return cost
 
     def _step(self) -> float:
-        """Seconds that a step takes."""
+        """The seconds per step."""
         return self._serial().round / (self._cohort * self._work(self._steps))
 
     def _limit(self) -> float:
-        """When the trials have to be over, by the best engine so far."""
+        """When the trials must end, judging by the fastest engine so far."""
         totals = [cost.total(self._rounds) for cost in self.costs.values() if cost is not None]
         return self._begin + max(LEAST, SHARE * min(totals, default=0.0))
 
 
 def measure(make: Make, name: str, probe: Setup, clients: int, limit: float) -> Cost:
-    """Rounds of the first clients, two or more until the limit: the least time of one."""
+    """The time of the fastest of two or more rounds with the first clients, until the limit."""
     begin = clock()
     engine = make(name, probe)
     startup, least, cohort = clock() - begin, float("inf"), list(range(clients))
@@ -246,7 +247,7 @@ def fingerprint(setup: Setup, cohort: int, steps: int, several: bool) -> str:
 
 
 def recall(key: str) -> Costs:
-    """The costs measured before, if any; the file may be anybody's."""
+    """The costs measured before, if any; the file is not trusted."""
     try:
         entry = _read()[key].items()
         costs = {name: None if cost is None else Cost(*cost) for name, cost in entry}
@@ -258,7 +259,7 @@ def recall(key: str) -> Costs:
 
 
 def remember(key: str, costs: Costs) -> None:
-    """Keep the costs in the cache, if that can be written."""
+    """Keep the costs in the cache, if it is writable."""
     known = {**_read(), key: costs}
     with contextlib.suppress(RunError):
         replace_text(_file(), json.dumps(known))

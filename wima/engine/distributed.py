@@ -1,10 +1,10 @@
 """The pool of ranks: processes on one or several machines that torchrun or srun started.
 
 Rank 0 runs the simulation: the rounds, the server's step, averages, records, clients' memory.  The
-other ranks hold the task, solve the problems that they are sent, and keep nothing.  Which rank
-solves a problem does not matter for its solution, and rank 0 adds solutions up in the order of the
-cohort, so the bytes are those of `serial`.  With `reduce`, ranks add up their clients' deltas and
-one vector per rank travels, where the round needs no more: equal up to rounding.
+other ranks hold the task, solve the problems sent to them, and keep nothing.  A solution does not
+depend on the rank that computes it, and rank 0 adds solutions up in the order of the cohort, so the
+bytes are those of `serial`.  With `reduce`, each rank adds up its clients' deltas and sends one
+vector, if the round needs no more; results are then equal up to rounding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from wima.task.task import data_checksum
 
 
 def distributed(setup: Setup, w: Vector, collective: Collective) -> Engine:
-    """The engine of this rank, when all ranks have the same."""
+    """The engine of this rank, after checking that all ranks have the same settings."""
     group = join()
     keep_freed_memory()
     facts = {
@@ -53,7 +53,7 @@ def distributed(setup: Setup, w: Vector, collective: Collective) -> Engine:
 
 
 class Distributed(Pool):
-    """Rank 0: shares problems out and takes in solutions."""
+    """Rank 0: distributes problems and collects solutions."""
 
     can_examine = True
 
@@ -61,12 +61,12 @@ class Distributed(Pool):
         self.group, self._setup = group, setup
         self._solver = Solver(setup.task, setup.sgd, setup.seed)
         self._trained = len(w[: setup.trained])
-        # What is averaged besides the deltas (statistics of BatchNorm) comes with the solutions.
+        # BatchNorm's statistics, which are also averaged, arrive only with full solutions.
         self.can_average = collective == "reduce" and self._trained == len(w)
-        self._waiting, self._closed = False, False  # waiting: ranks have work under way
+        self._waiting, self._closed = False, False  # waiting: ranks are at work
 
     def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
-        """Own problems first, then all in the order of the cohort."""
+        """Solve this rank's problems first, then yield all in the order of the cohort."""
         owners = self._hand_out("solve", problems)
         own = [place for place, owner in enumerate(owners) if owner == 0]
         solved = {place: self._solve(problems[place]) for place in own}
@@ -95,7 +95,7 @@ class Distributed(Pool):
         return total
 
     def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
-        """All models at once; rank r takes every n-th piece from r on."""
+        """All models at once; rank r takes every n-th piece, starting at r."""
         group, pieces = self.group, [int(piece) for piece in exam.pieces]
         self._waiting = True
         about = {"models": len(models), "pieces": pieces, "exam": exam.fields()}
@@ -110,19 +110,19 @@ class Distributed(Pool):
         return [scores[piece] for piece in pieces]
 
     def close(self) -> None:
-        """Let the other ranks go; those that are at work cannot listen, and are left."""
+        """Release the other ranks; if they are at work they cannot listen, so leave the group."""
         if self._closed:
             return
         self._closed = True
         if not self._waiting:
-            with suppress(RunError):  # a rank was lost after its work was done
+            with suppress(RunError):  # a rank was lost after finishing its work
                 self.group.tell({"do": "end"})
                 self.group.end()
                 return
         self.group.leave()
 
     def _hand_out(self, what: str, problems: list[Problem], **more: Any) -> list[int]:
-        """Send each rank its problems; the rank of each problem."""
+        """Send each rank its problems; return the rank of each problem."""
         group, alike = self.group, all(p.local is problems[0].local for p in problems)
         owners = shared_out([self._cost(problem) for problem in problems], group.size)
         self._waiting = True
@@ -139,13 +139,13 @@ class Distributed(Pool):
         return owners
 
     def _cost(self, problem: Problem) -> int:
-        """The examples whose gradients a visit computes."""
+        """The number of example gradients that a visit computes."""
         n, sgd = self._setup.task.data.size(problem.client), self._setup.sgd
         steps = shortened(sgd.count(n), problem.share) if problem.local is not None else 0
         return steps * sgd.size(n) + (n if problem.full_gradient else 0)
 
     def _solve(self, problem: Problem) -> Solution | RunError:
-        """In this process; errors are raised when it is the client's turn."""
+        """Solve in this process; an error is raised when it is the client's turn."""
         self.group.pulse.check()
         try:
             with located(problem.t, "local training", problem.client):
@@ -183,7 +183,7 @@ class Helper(Engine):
     def serve(self) -> bool:
         """Work until rank 0 has ended the run."""
         work = {"solve": self._solve_all, "sum": self._sum, "examine": self._examine}
-        # Signals to all processes of a run are rank 0's to handle: it may want to finish a round.
+        # Rank 0 handles signals sent to all processes of a run: it may have to finish a round.
         with one_thread(), handled_by(signal.SIG_IGN):
             while (order := self.group.hear())["do"] != "end":
                 work[order["do"]](order)
@@ -191,7 +191,7 @@ class Helper(Engine):
         return True
 
     def _problems(self, order: dict[str, Any]) -> dict[int, Problem]:
-        """The problems of this rank, by their places in the cohort."""
+        """This rank's problems, by place in the cohort."""
         w, shared = self.group.share(torch.empty_like(self._like)), {}
         if order["alike"]:
             for name in named_vectors(order["problems"][0]):
@@ -211,7 +211,7 @@ class Helper(Engine):
         return {name: self.group.receive(size, self._like, 0) for name in names}
 
     def _solve_all(self, order: dict[str, Any]) -> None:
-        """Send each solution as soon as it is there; rank 0 takes it when it is its turn."""
+        """Send each solution as soon as it is ready; rank 0 receives it in its turn."""
         on_the_way: list[Posted] = []
         for problem in self._problems(order).values():
             answer, vectors = self._solved(problem)
@@ -259,7 +259,7 @@ class Helper(Engine):
 
 
 def shared_out(costs: list[int], ranks: int) -> list[int]:
-    """The rank of each problem: the longest first, each to the rank with the least work so far."""
+    """The rank of each problem: longest first, each to the rank with the least work so far."""
     load, owners = [0] * ranks, [0] * len(costs)
     for place in sorted(range(len(costs)), key=lambda place: -costs[place]):
         owners[place] = min(range(ranks), key=load.__getitem__)
@@ -275,6 +275,6 @@ def _add_delta(total: Vector, problem: Problem, solution: Solution, share: float
 def _answers(
     solver: Solver, exam: Exam, pieces: list[int], models: Vector, group: Group
 ) -> dict[int, list[Any]]:
-    """This rank's share of the pieces."""
+    """The answers for this rank's share of the pieces."""
     own = pieces[group.rank :: group.size]
     return {piece: exam.answer(solver, piece, list(models)) for piece in own}

@@ -18,9 +18,9 @@ from wima.task.evaluation import Detail, Evaluation
 
 @dataclass(frozen=True, kw_only=True)
 class FineTune:
-    """After the last round, clients go on by themselves: so many steps of SGD at this rate.
+    """After the last round, each client fine-tunes the models: `steps` steps of SGD at rate `lr`.
 
-    Batches are of the run's size, weight decay is the run's; there is no momentum.
+    Batch size and weight decay are those of the run; there is no momentum.
 
     Examples:
         >>> import torch, wima
@@ -46,15 +46,15 @@ BY_NAME: dict[str, type[FineTune]] = {"sgd": FineTune}
 
 
 class Exam(NamedTuple):
-    """What is asked, and of which pieces."""
+    """What to compute, and for which pieces."""
 
     pieces: Sequence[int]
     detail: Detail = Detail()
     finetune: FineTune | None = None
-    t: int = 0  # rounds done
+    t: int = 0  # completed rounds
 
     def answer(self, solver: Solver, piece: int, models: Sequence[Vector]) -> list[Any]:
-        """The answer of one piece, for each model."""
+        """The answer for one piece, for each model."""
         evaluation = solver.task.evaluate
         assert isinstance(evaluation, Evaluation)
         if self.finetune is None:
@@ -62,7 +62,7 @@ class Exam(NamedTuple):
         return [self._tuned(solver, self.finetune, piece, w) for w in models]
 
     def _tuned(self, solver: Solver, how: FineTune, client: int, w: Vector) -> list[Any]:
-        """Sum and count of the client's leading metric, before and after it fine-tuned w."""
+        """Sum and count of the client's first metric, before and after fine-tuning w."""
         evaluation = solver.task.evaluate
         assert isinstance(evaluation, Evaluation)
         sgd = replace(solver.sgd, steps=how.steps, momentum=0.0, clip=None)
@@ -74,13 +74,13 @@ class Exam(NamedTuple):
         return [evaluation.of_client(client, model) for model in (w, solution.end)]
 
     def fields(self) -> dict[str, Any]:
-        """What another process needs to know, as JSON."""
+        """The exam without its pieces, as JSON for another process."""
         tuning = None if self.finetune is None else asdict(self.finetune)
         return {"detail": self.detail, "finetune": tuning, "t": self.t}
 
 
 def exam_of(fields: dict[str, Any]) -> Exam:
-    """The exam of such fields, without its pieces."""
+    """The inverse of `Exam.fields`."""
     tuning = fields["finetune"]
     how = None if tuning is None else FineTune(**tuning)
     return Exam((), Detail(*fields["detail"]), how, fields["t"])

@@ -1,7 +1,7 @@
 """Clients that fail: they drop out, finish only a part of their steps, or return nonsense.
 
-All is drawn at an address of (seed, round, client): the same clients fail in every engine, with
-every algorithm, and after a resume.
+Faults are a function of (seed, round, client): the same clients fail in every engine, with every
+algorithm, and after a resume.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from wima.core.randomness import rng
 class Faults:
     """dropout: the probability that a client of the cohort never answers.
 
-    stragglers: the probability that one stops early, after a share of its steps that is uniform
-    between 0 and 1, but after at least one step.
-    exclude: leave out clients that send a vector which is not finite, or would remember one; else
-    such a run ends as diverged.
+    stragglers: the probability that a client stops early, after a share of its steps drawn
+    uniformly between 0 and 1, and after at least one step.
+    exclude: leave out clients that send or would remember a vector that is not finite; otherwise
+    the run ends as diverged.
 
     Examples:
         >>> import wima
@@ -44,7 +44,7 @@ class Faults:
         return [i for i in cohort if rng("faults", seed, t, i).random() >= self.dropout]
 
     def share(self, seed: int, t: int, client: int) -> float:
-        """The part of its steps that a client finishes."""
+        """The share of its steps that a client finishes."""
         if not self.stragglers:
             return 1.0
         _, stops, share = rng("faults", seed, t, client).random(3)

@@ -1,4 +1,4 @@
-"""The processes of a distributed run: they meet, compare what they have, and send vectors.
+"""The processes of a distributed run: they connect, compare their settings, and send vectors.
 
 Vectors travel as tensors, everything else as JSON; nothing is pickled.
 """
@@ -27,22 +27,22 @@ from wima.core.version import __version__
 from wima.engine.pulse import PATIENCE, SILENCE, Pulse
 from wima.engine.ranks import Place, place
 
-JOIN = timedelta(minutes=5)  # for the last rank to come
-_FOREVER = timedelta(days=365)  # a visit may take long; `Pulse` sees who is lost
+JOIN = timedelta(minutes=5)  # until the last rank has joined
+_FOREVER = timedelta(days=365)  # a visit may take long; `Pulse` detects lost ranks
 
 
 @cache
 def join() -> Group:
-    """The group of this process, which is joined once."""
+    """This process's group, joined at the first call."""
     return Group(place())
 
 
 class Group:
-    """All ranks, as one of them sees them.  Bytes are counted without headers of the network."""
+    """All ranks, as seen by one of them.  Byte counts exclude network headers."""
 
     def __init__(self, here: Place) -> None:
         self.rank, self.size = here.rank, here.size
-        self.sent, self.received = 0, 0  # bytes; what goes to n ranks counts n times
+        self.sent, self.received = 0, 0  # bytes; a message to n ranks counts n times
         self._agreements = 0
         self._store = _meet(here)
         self.pulse = Pulse(_store(here, host=False), here.rank, here.size)
@@ -62,7 +62,7 @@ class Group:
         self.agree({**versions, "wima": __version__})
 
     def agree(self, facts: dict[str, Any]) -> None:
-        """Raise on all ranks unless all came with the same facts, which JSON can hold."""
+        """Raise on all ranks unless all have the same facts, which must be JSON values."""
         self._agreements += 1
         name = f"facts/{self._agreements}"
         self.pulse.needed = True
@@ -80,7 +80,7 @@ class Group:
             )
 
     def _read(self, key: str) -> bytes:
-        """A value that some rank will write."""
+        """Wait for a value that some rank writes."""
         while not self._store.check([key]):
             self.pulse.check()
             time.sleep(0.02)
@@ -88,32 +88,32 @@ class Group:
         return value
 
     def begin(self) -> None:
-        """A run begins: from now on, silence means that something is wrong."""
+        """A run begins: from now on, silence is a sign of failure."""
         self.pulse.needed, self.pulse.silence = True, SILENCE
 
     def end(self) -> None:
-        """A run has ended, and with it the need for the others."""
+        """A run has ended: the other ranks are no longer needed."""
         self.pulse.needed, self.pulse.silence = False, PATIENCE
 
     def leave(self) -> None:
-        """Stop being a part of the group; whoever needs this rank ends."""
+        """Leave the group; ranks that need this one exit."""
         self.pulse.needed = False
         self.pulse.stop(left=True)
-        self.pulse.lost = self.pulse.lost or f"Rank {self.rank} left an earlier run half-done."
+        self.pulse.lost = self.pulse.lost or f"Rank {self.rank} left an earlier run unfinished."
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Rank 0: send a message to all."""
+        """On rank 0: send a message to all others."""
         text = _as_bytes(message)
         self.share(torch.tensor([len(text)]))
         self.share(text)
 
     def hear(self) -> dict[str, Any]:
-        """Others: the next message from rank 0."""
+        """On the other ranks: the next message from rank 0."""
         size = int(self.share(torch.zeros(1, dtype=torch.int64)))
         return _from_bytes(self.share(torch.empty(size, dtype=torch.uint8)))
 
     def share(self, tensor: Vector) -> Vector:
-        """The tensor of rank 0, at all ranks; the others bring one of its shape."""
+        """Broadcast rank 0's tensor; the others pass one of the same shape to receive it."""
         tensor = tensor.contiguous()
         with self._named():
             dist.broadcast(tensor, 0)
@@ -121,7 +121,7 @@ class Group:
         return tensor
 
     def sum(self, vector: Vector) -> Vector:
-        """The sum of the ranks' vectors, at rank 0; in the order that the backend takes."""
+        """The sum of all ranks' vectors, on rank 0; the backend chooses the order."""
         with self._named():
             dist.reduce(vector, 0)
         self._count(vector, sent=self.rank != 0, times=1 if self.rank else self.size - 1)
@@ -133,14 +133,14 @@ class Group:
         self._count(vector, sent=True)
 
     def post(self, vector: Vector, rank: int) -> Posted:
-        """Send a vector that stays as it is until `Posted.wait`."""
+        """Send a vector that must not change until `Posted.wait` returns."""
         with self._named():
             work = dist.isend(vector, rank)
         self._count(vector, sent=True)
         return Posted(self, vector, work)
 
     def receive(self, shape: int, like: Vector, rank: int) -> Vector:
-        """A vector of so many numbers from a rank."""
+        """A vector of length `shape` from a rank."""
         vector = torch.empty(shape, dtype=like.dtype, device=like.device)
         with self._named():
             dist.recv(vector, rank)
@@ -166,7 +166,7 @@ class Group:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Errors of the network say which rank was lost."""
+        """Make network errors say which rank was lost."""
         self.pulse.check()
         try:
             yield
@@ -181,7 +181,7 @@ class Group:
 
 
 class Posted:
-    """A vector on its way."""
+    """A vector being sent."""
 
     def __init__(self, group: Group, vector: Vector, work: dist.Work | None) -> None:
         self._group, self._vector, self._work = group, vector, work
@@ -193,31 +193,31 @@ class Posted:
 
 
 def _store(here: Place, host: bool) -> Store:
-    """A connection to the table that all ranks see.  Restarted by torchrun, a run has its own."""
+    """A connection to the store shared by all ranks; a run restarted by torchrun has a new one."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
         store = TCPStore(here.host, here.port, is_master=host, timeout=JOIN, wait_for_workers=False)
     except RuntimeError as error:
         raise RunError(
-            f"Rank {here.rank} cannot meet rank 0 at {here.host}:{here.port}: "
+            f"Rank {here.rank} cannot connect to rank 0 at {here.host}:{here.port}: "
             f"{str(error).splitlines()[0]}"
         ) from error
     return PrefixStore(f"wima/{attempt}", store)
 
 
 def _check_host(host: str) -> None:
-    """Refuse a name that is no address here; torch would ask for it again for minutes."""
+    """Refuse a host name that cannot be resolved; torch would retry for minutes."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"Rank 0 is to be met at {host!r}, a name that {platform.node()} cannot resolve "
-            f"({error}). Set MASTER_ADDR to an address of rank 0 that all ranks can reach."
+            f"{platform.node()} cannot resolve {host!r}, the host name of rank 0 ({error}). "
+            "Set MASTER_ADDR to an address of rank 0 that all ranks can reach."
         ) from None
 
 
 def _meet(here: Place) -> Store:
-    """The store, when all ranks are there."""
+    """The store, once all ranks have joined."""
     _check_host(here.host)
     of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = _store(here, host=here.rank == 0 and not of_torchrun)
@@ -228,15 +228,15 @@ def _meet(here: Place) -> Store:
     except RuntimeError:
         missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         raise RunError(
-            f"Rank {', '.join(missing)} of {here.size} did not come to {here.host}:{here.port} "
-            f"within {JOIN.total_seconds():.0f} s. Each rank must be started with the same "
-            "command, MASTER_ADDR and MASTER_PORT."
+            f"Rank {', '.join(missing)} of {here.size} did not connect to "
+            f"{here.host}:{here.port} within {JOIN.total_seconds():.0f} s. Start every rank with "
+            "the same command, MASTER_ADDR and MASTER_PORT."
         ) from None
     return store
 
 
 def _differences(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Where ranks differ from rank 0, in words."""
+    """The differences from rank 0, as sentences."""
     first = found[0]
     for rank, facts in enumerate(found):
         for name in sorted({*first, *facts}):

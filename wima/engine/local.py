@@ -16,7 +16,7 @@ from wima.task.task import Task
 
 
 class Problem(NamedTuple):
-    """A local problem with its address; without `local`, only the full gradient is asked."""
+    """A local problem with its address; without `local`, only the full gradient is computed."""
 
     t: int
     client: int
@@ -25,11 +25,11 @@ class Problem(NamedTuple):
     local: Local | None
     full_gradient: bool = False
     path_gradient: bool = False
-    share: float = 1.0  # of its steps that the client finishes
+    share: float = 1.0  # of its steps, which the client finishes
 
 
 class Solution(NamedTuple):
-    """Where the client's SGD ended (the whole vector), and the gradients that were asked for."""
+    """Where the client's SGD ended (the whole vector), and the requested gradients."""
 
     end: Vector | None
     steps: int
@@ -38,7 +38,7 @@ class Solution(NamedTuple):
 
 
 def visit_of(problem: Problem, solution: Solution) -> Visit:
-    """The client's run as algorithms see it: the trained part of the vector."""
+    """The client's visit as algorithms see it: only the trained part of the vector."""
     assert problem.local is not None and solution.end is not None
     start = problem.local.start
     gradients = solution.gradient, solution.path_gradient
@@ -47,9 +47,9 @@ def visit_of(problem: Problem, solution: Solution) -> Visit:
 
 
 def fresh_part(visit: Visit, local: Local) -> Vector:
-    """What the client's own gradients say of w: its full gradient at w, where it computed that.
+    """The client's own view of w: its full gradient at w, if it computed one.
 
-    Elsewhere its delta, without what the problem's shift added to it: that is an old direction.
+    Otherwise its delta minus the contribution of the problem's shift, which is an old direction.
     """
     fresh: Vector = visit.delta if visit.gradient is None else visit.gradient
     if visit.gradient is None and isinstance(local.shift, torch.Tensor):
@@ -58,7 +58,7 @@ def fresh_part(visit: Visit, local: Local) -> Vector:
 
 
 class Solver:
-    """Solves local problems in this process, one after the other."""
+    """Solves local problems in this process, one after another."""
 
     def __init__(self, task: Task, sgd: LocalSGD, seed: int) -> None:
         self.task, self.sgd, self.seed = task, sgd, seed
@@ -75,7 +75,7 @@ class Solver:
         return Solution(end, steps, gradient, None if path is None else path / steps)
 
     def _descend(self, problem: Problem, local: Local, path: Vector | None) -> tuple[Vector, int]:
-        """SGD on the local problem, in place; `path` sums up the mini-batch gradients."""
+        """SGD on the local problem, in place; `path` accumulates the mini-batch gradients."""
         trained = len(local.start)
         space = None if local.anchored else self.task.workspace
         whole = torch.empty_like(problem.w) if space is None else space.w
@@ -103,13 +103,13 @@ class Solver:
         return whole.clone(), k
 
     def _is_plain(self, local: Local) -> bool:
-        """Whether the problem is that of FedAvg: SGD on f_i and nothing else."""
+        """Whether the problem is FedAvg's: SGD on f_i alone."""
         shifted = isinstance(local.shift, torch.Tensor) or local.shift != 0
         corrected = local.scale != 1 or local.prox != 0 or shifted
         return not corrected and self.sgd.clip is None and not self.sgd.momentum
 
     def _gradient(self, whole: Vector, local: Local, batch: Batch) -> Vector:
-        """The mini-batch gradient; anchored: less the one at `start` on the same batch."""
+        """The mini-batch gradient; if anchored, minus the one at `start` on the same batch."""
         trained, decay = len(local.start), self.sgd.weight_decay
         g = self.task.gradient(whole, batch)
         g = torch.add(g, whole[:trained], alpha=decay) if decay else g.clone()
@@ -122,7 +122,7 @@ class Solver:
         return g
 
     def _correct(self, g: Vector, y: Vector, local: Local) -> Vector:
-        """scale * g + prox * (y - start) + shift, clipped; adding what is 0 is left out."""
+        """scale * g + prox * (y - start) + shift, clipped; terms that are 0 are skipped."""
         if local.scale != 1:
             g.mul_(local.scale)
         if local.prox:

@@ -21,7 +21,7 @@ MakeEngine: TypeAlias = Callable[[Setup], Engine]
 
 
 def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -> Engine:
-    """The engine that the options name, ready to evaluate so many models."""
+    """The engine that the options name.  models: how many are evaluated at a time."""
     workers, cohort = options.workers, options.clients_per_round
 
     def make(name: str, setup: Setup) -> Engine:
@@ -33,23 +33,23 @@ def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -
             count = workers or min(cores(), cohort)
             return Pooled(name, setup, Processes(setup, w, count, models))
         if name == "batched":
-            from wima.engine.batched import Batched  # here: workers do not need it
+            from wima.engine.batched import Batched  # imported here because workers do not need it
 
             return Pooled(name, setup, Batched(setup, w))
         if name == "distributed":
-            from wima.engine.distributed import distributed  # here: nobody else needs it
+            from wima.engine.distributed import distributed  # imported only if needed
 
             return distributed(setup, w, options.collective)
         raise unknown("engine", name, NAMES)
 
     if options.engine != "auto":
         return make(options.engine, setup)
-    if w.device.type != "cpu":  # on a GPU, `batched` if it can
+    if w.device.type != "cpu":  # on a GPU, `batched` if possible
         try:
             return make("batched", setup)
         except UsageError:
             return make("serial", setup)
-    if workers and workers > 1:  # whoever asks for workers gets them
+    if workers and workers > 1:  # explicitly requested
         return make("processes", setup)
     several = workers is None and min(cores(), cohort) > 1
     chosen = choose(make, setup, cohort, options.rounds, several)

@@ -1,7 +1,7 @@
 """Make the C library keep freed memory.
 
-glibc hands memory back to the system and faults it in again at every training step.  Keeping it
-takes 10 % off a step of ResNet20 and 3 % off one of the LSTM (one thread, AMD EPYC, glibc 2.36).
+glibc returns memory to the system and faults it in again at every training step.  Keeping it saves
+10 % of a step of ResNet20 and 3 % of one of the LSTM (one thread, AMD EPYC, glibc 2.36).
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ def keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, 2**25)  # bytes; glibc takes no more
+        mallopt(_MMAP_THRESHOLD, 2**25)  # bytes; the maximum that glibc accepts
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)

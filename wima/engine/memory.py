@@ -14,8 +14,8 @@ from wima.core.vector import Vector
 from wima.storage.segments import PART, Segments
 from wima.storage.states import Json, decode, encode, size
 
-# Bytes per client besides its vectors.  With 16,000 clients of SCAFFOLD in files, less than 190 are
-# here, and 640 in the header of the open file, which has an entry for each vector.
+# Bytes per client besides its vectors.  With 16,000 SCAFFOLD clients in files, this class takes
+# less than 190, and the header of the open file, with an entry for each vector, takes 640.
 OVERHEAD = 1000
 
 
@@ -27,12 +27,12 @@ class Place(NamedTuple):
 
 
 class ClientMemory:
-    """Client -> state, made at the first visit; algorithms without one store nothing.
+    """Client -> state, created at the first visit; algorithms without client state store nothing.
 
-    What a round writes counts when the round is committed.  States are kept in memory; with a
-    `store`, what exceeds `budget` bytes goes into its files, from which it is read when a client is
-    visited again.  Vectors are never rounded: what a server adds up over the rounds (SCAFFOLD's c,
-    FedDyn's h) would drift away from the mean of what its clients remember.
+    What a round writes takes effect when the round is committed.  States are kept in memory; with a
+    `store`, those beyond `budget` bytes go into its files and are read at the client's next visit.
+    Vectors are never rounded: otherwise the sums that the server accumulates over rounds
+    (SCAFFOLD's c, FedDyn's h) would drift away from the mean of the clients' states.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class ClientMemory:
         self._init, self._store, self._budget = init, store, budget
         self._pending: dict[int, State] = {}
         self._states: dict[int, State] = {}  # in memory
-        self._fresh: set[int] = set()  # those that no segment holds
+        self._fresh: set[int] = set()  # those in no segment yet
         self._where: dict[int, Place] = {}
-        self._written: dict[str, int] = {}  # segment -> clients in it, replaced or not
+        self._written: dict[str, int] = {}  # segment -> number of clients in it, replaced or not
         self._bytes = 0
-        self._like: Vector | None = None  # an empty vector of the models' kind
+        self._like: Vector | None = None  # an empty vector with the model's dtype and device
 
     def read(self, client: int, w: Vector) -> State:
-        """The client's state; before its first visit, a fresh one."""
+        """The client's state; an initial one before its first visit."""
         self._like = w[:0]
         if client in self._states:
             return self._states[client]
@@ -71,7 +71,7 @@ class ClientMemory:
         return client in self._pending
 
     def commit(self) -> None:
-        """The round is done: what it wrote counts."""
+        """The round succeeded: keep what it wrote."""
         for client, state in self._pending.items():
             self._bytes += size(state) - size(self._states.get(client, ()))
             self._states[client] = state
@@ -83,7 +83,7 @@ class ClientMemory:
             self._bytes = 0
 
     def discard(self) -> None:
-        """The round failed: what it wrote does not count."""
+        """The round failed: discard what it wrote."""
         self._pending.clear()
 
     def visited(self) -> dict[int, State]:
@@ -94,7 +94,7 @@ class ClientMemory:
         return {client: self.read(client, self._like) for client in clients}
 
     def save(self, store: Segments) -> list[str]:
-        """Write what no segment holds yet; the segments that hold all states, oldest first."""
+        """Write the states in no segment yet; return the segments of all states, oldest first."""
         tensors: dict[str, Tensor] = {}
         about: dict[str, Json] = {}
         taken = 0
@@ -109,7 +109,7 @@ class ClientMemory:
             self._write(store, tensors, about)
         self._fresh.clear()
         names = sorted({place.segment for place in self._where.values()})
-        for name in self._written.keys() - set(names):  # nobody's state is there any more
+        for name in self._written.keys() - set(names):  # no current state is left in it
             del self._written[name]
             store.drop(name)
         return names
@@ -118,7 +118,7 @@ class ClientMemory:
         self._place(store.write("clients", tensors, about), about)
 
     def _place(self, segment: str, about: dict[str, Json]) -> None:
-        """Note what a segment holds; clients whose states have the same structure share a note."""
+        """Record what a segment holds; equal structures share one string."""
         places: dict[Place, Place] = {}
         for client, structure in about.items():
             place = Place(segment, _without_names(structure))
@@ -126,7 +126,7 @@ class ClientMemory:
         self._written[segment] = len(about)
 
     def _scattered(self) -> list[int]:
-        """The clients in segments that are mostly replaced: these segments are rewritten."""
+        """The clients in segments that are mostly outdated and will be rewritten."""
         live: dict[str, list[int]] = {}
         for client, place in self._where.items():
             if client not in self._fresh:
@@ -140,7 +140,7 @@ class ClientMemory:
         return decode(json.loads(structure), like, tensor, {})
 
     def load(self, store: Segments, segments: list[str], w: Vector) -> None:
-        """Become the memory that was saved in these segments."""
+        """Restore the memory saved in these segments."""
         self._store = store
         for name in segments:
             self._place(name, store.about(name))
@@ -150,6 +150,6 @@ class ClientMemory:
 
 
 def _without_names(structure: Json) -> str:
-    """A state's structure; names of tensors lack the client's, with which they begin in files."""
+    """A state's structure, without the client's number, which prefixes tensor names in files."""
     state = decode(structure, None, lambda _: torch.empty(0), {})
     return json.dumps(encode(state, "", {}, {}))

@@ -17,7 +17,7 @@ def starts_at_w(problem: Problem) -> bool:
 
 
 def fields_of(problem: Problem) -> dict[str, Any]:
-    """All of a problem but w, and the vectors of `vectors_of`."""
+    """The problem without w and without the vectors in `vectors_of`."""
     local, fields = problem.local, None
     if local is not None:
         fields = {
@@ -39,7 +39,7 @@ def fields_of(problem: Problem) -> dict[str, Any]:
 
 
 def vectors_of(problem: Problem) -> dict[str, Vector]:
-    """The vectors that the problem has besides w, of `start` and `shift`."""
+    """`start` and `shift`, if they are vectors other than w."""
     if problem.local is None:
         return {}
     own = {} if starts_at_w(problem) else {"start": problem.local.start}
@@ -48,7 +48,7 @@ def vectors_of(problem: Problem) -> dict[str, Vector]:
 
 
 def named_vectors(fields: dict[str, Any]) -> list[str]:
-    """The names in `vectors_of` of the problem that these fields are of."""
+    """The names in `vectors_of` of the problem with these fields."""
     local = fields["local"] or {}
     return [name for name in ("start", "shift") if local.get(name) == "vector"]
 
@@ -56,7 +56,7 @@ def named_vectors(fields: dict[str, Any]) -> list[str]:
 def problem_of(
     fields: dict[str, Any], w: Vector, trained: int | None, vectors: dict[str, Vector]
 ) -> Problem:
-    """The problem again."""
+    """The inverse of `fields_of` and `vectors_of`."""
     local, given = None, fields["local"]
     if given is not None:
         start = vectors["start"] if given["start"] == "vector" else w[:trained]

@@ -14,20 +14,21 @@ Collective: TypeAlias = Literal["gather", "reduce"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How many rounds with how many clients at which rate, and how they are computed.
+    """The number of rounds and clients, the learning rate, and how rounds are computed.
 
-    eval_every: evaluate every so many rounds, and in each of the `eval_last` last ones; 0: never.
-    client_eval_every: evaluate on each client's own test examples, every so many rounds and after
-    the last one; 0: never.  `client_sample`: at most so many clients, drawn once.
-    calibration: also compare confidence with accuracy wherever models are evaluated.
-    stack_server: let a server optimizer follow an algorithm that has a server rule of its own.
-    diverged: the run ends when the model's norm exceeds so many times that of the initial model
-    (or 1, if that is larger), or is not finite.
+    eval_every: evaluate every n rounds, and after each of the last `eval_last` ones; 0: never.
+    client_eval_every: evaluate on each client's own test examples, every n rounds and after the
+    last one; 0: never.
+    client_sample: the largest number of clients to evaluate, drawn once.
+    calibration: also compare confidence with accuracy whenever models are evaluated.
+    stack_server: allow a server optimizer after an algorithm that has its own server rule.
+    diverged: end the run when the model's norm is not finite, or exceeds the initial model's norm
+    (or 1, if that is larger) times this factor.
     """
 
     rounds: int = 500
     clients_per_round: int = 10
-    lr: float = 0.1  # of clients
+    lr: float = 0.1  # of the clients
     weighting: Weighting = "examples"
     seed: int = 0
     stack_server: bool = False
@@ -38,8 +39,8 @@ class RunOptions:
     calibration: bool = False
     diverged: float = 1e4
     engine: str = "auto"
-    workers: int | None = None  # processes that train, this one among them
-    collective: Collective = "gather"  # how engine distributed brings clients' updates together
+    workers: int | None = None  # processes that train, including this one
+    collective: Collective = "gather"  # how engine distributed collects clients' updates
 
     def __post_init__(self) -> None:
         check_count("rounds", self.rounds)

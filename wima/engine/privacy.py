@@ -1,8 +1,7 @@
-"""Differential privacy of a round: clients' updates are clipped, and their sum gets noise.
+"""Differential privacy of a round: clients' updates are clipped, and noise is added to their sum.
 
-McMahan et al. 2018, *Learning Differentially Private Recurrent Language Models*; the clip that
-follows the updates is from Andrew et al. 2021, *Differentially Private Learning with Adaptive
-Clipping*, Algorithm 1.
+McMahan et al. 2018, *Learning Differentially Private Recurrent Language Models*; the adaptive clip
+is from Andrew et al. 2021, *Differentially Private Learning with Adaptive Clipping*, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from wima.core.errors import check
 from wima.core.randomness import rng
 from wima.core.vector import Vector
 
-COUNT_NOISE = 1 / 20  # deviation of the count's noise, as a share of the cohort (Andrew et al.)
+COUNT_NOISE = 1 / 20  # standard deviation of the count's noise / cohort (Andrew et al.)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +26,14 @@ class Gaussian:
 
         delta = (sum of delta_i * min(1, clip / |delta_i|)  +  noise * clip * N(0, I)) / m
 
-    The sum is divided by m however many clients came, so that no client changes another's weight.
+    The sum is divided by m however many clients took part, so no client changes another's weight.
 
     clip: the largest norm of a client's update; with `quantile`, only in the first round.
-    noise: the deviation of the noise in units of clip; or epsilon, for which the least noise that
-    keeps the run within (epsilon, delta) is found.
-    quantile: of the updates' norms, which clip then follows at `rate`.  A noisy count of the
-    updates within clip is released too; their sum gets more noise, so that both cost as `noise`.
+    noise: the standard deviation of the noise in units of clip.  Alternatively, give epsilon: the
+    least noise that keeps the run within (epsilon, delta) is computed.
+    quantile: clip tracks this quantile of the updates' norms, at `rate`.  A noisy count of the
+    updates within clip is then released too; the sum gets more noise, so that both together cost
+    what `noise` alone would.
 
     Examples:
         >>> import wima
@@ -73,26 +73,26 @@ class Gaussian:
             check_rate("rate", self.rate)
 
     def noises(self, cohort: int) -> tuple[float, float]:
-        """Deviations of the noise on the sum, in units of clip, and on the count, in clients.
+        """Standard deviations of the noise on the sum (in units of clip) and on the count.
 
-        Shifted by a half, a client's entry in the count is 1/2 at most: z^-2 = z_sum^-2 + (2 s)^-2.
+        Shifted by 1/2, a client's entry in the count is at most 1/2: z^-2 = z_sum^-2 + (2 s)^-2.
         """
         z = self.noise or 0.0
         if self.quantile is None:
             return z, 0.0
-        s = max(COUNT_NOISE * cohort, z)  # less than z / 2 would cost more than all there is
+        s = max(COUNT_NOISE * cohort, z)  # less than z / 2 would exceed the whole budget
         return (z / sqrt(1 - (z / (2 * s)) ** 2) if z else 0.0), s
 
 
 class Released(NamedTuple):
-    """What a round releases."""
+    """The outputs of a round that privacy accounts for."""
 
     delta: Vector
     clip: float  # of the next round
 
 
 class PrivateSum:
-    """The clipped updates of a round, summed up in the order of the cohort."""
+    """The sum of a round's clipped updates, in the order of the cohort."""
 
     def __init__(self, privacy: Gaussian, clip: float, cohort: int, like: Vector) -> None:
         self._privacy, self._clip, self._cohort = privacy, clip, cohort
@@ -104,7 +104,7 @@ class PrivateSum:
         self._total.add_(delta, alpha=min(1.0, self._clip / norm) if norm else 1.0)
 
     def release(self, seed: int, t: int) -> Released:
-        """The noisy mean; noise is drawn at the address (seed, t), whoever asks and how often."""
+        """The noisy mean; the noise is a function of (seed, t), so repeated calls agree."""
         on_sum, on_count = self._privacy.noises(self._cohort)
         draw = rng("privacy", seed, t)
         noise = torch.from_numpy(draw.standard_normal(len(self._total), dtype="float32"))

@@ -1,7 +1,7 @@
-"""The pool of processes: this one and persistent children, one thread each, memory shared.
+"""The pool of processes: this one and persistent children with one thread each and shared memory.
 
-On a CPU, one process per core with one thread each beats one process with all threads.  Which
-process does a job does not matter for its result, nor does their number.  Jobs are a client's local
+On a CPU, one process per core with one thread each beats one process with all threads.  Results do
+not depend on the number of processes, or on which one does a job.  A job is a client's local
 problem, or a batch of examples on which models are evaluated.
 """
 
@@ -28,13 +28,13 @@ from wima.engine.worker import Briefing
 from wima.task.evaluation import Evaluation
 
 Result = TypeVar("Result")
-_ATTEMPTS = 3  # workers that may exit at one job
+_ATTEMPTS = 3  # workers that exit at the same job before the run fails
 _REFUSED = "engine 'processes' cannot send this model to its workers ({}); use engine 'serial'."
-_AHEAD = 2  # jobs a child is sent before it answers, so that it never waits
+_AHEAD = 2  # jobs sent to a child before it answers, so that it never waits
 
 
 class Train(NamedTuple):
-    """A job: the local problem at this place of the cohort."""
+    """A job: the local problem at this place in the cohort."""
 
     place: int
     problem: Problem
@@ -74,7 +74,7 @@ class Processes(Pool):
         self._close = weakref.finalize(self, _end, self._children, shared)
         keep_freed_memory()
         try:
-            slots = _AHEAD * self._size  # for jobs that children were sent and did not answer
+            slots = _AHEAD * self._size  # for jobs sent to children and not yet answered
             handles = allocate(shared, slots, models, w, setup)
             self._slots, self._free = Slots(handles), list(range(slots))
             self._briefing = pickled(_brief(setup, shared, handles), _REFUSED)
@@ -85,7 +85,7 @@ class Processes(Pool):
             raise
 
     def _start(self) -> None:
-        """Start the children that are missing."""
+        """Start the missing children."""
         while missing := self._size - len(self._children):
             fresh = [Child(self._shared.descriptors) for _ in range(missing)]
             self._children += fresh
@@ -96,7 +96,7 @@ class Processes(Pool):
                     self._remove(child, "start of a worker", death)
 
     def _replace(self, child: Child, death: Exited) -> None:
-        """Take back the jobs of a child that exited and start another one."""
+        """Take back the jobs of a child that exited, and start another child."""
         jobs = [self._sent.pop(slot) for slot in child.slots]
         self._free += child.slots
         self._remove(child, _where(jobs[0]) if jobs else "between jobs", death)
@@ -105,13 +105,13 @@ class Processes(Pool):
         self._start()
 
     def _remove(self, child: Child, where: str, death: Exited) -> None:
-        """Count a worker that exited; too many at one place end the run."""
+        """Count a worker that exited; too many at the same job end the run."""
         self._children.remove(child)
         end([child])
         self._exits[where] = self._exits.get(where, 0) + 1
         if self._exits[where] >= _ATTEMPTS:
             raise RunError(
-                f"{where}: {death} That makes {_ATTEMPTS} workers. If memory ran out, fewer "
+                f"{where}: {death} {_ATTEMPTS} workers have exited here. If memory ran out, fewer "
                 "workers or a smaller batch may help."
             )
 
@@ -119,18 +119,18 @@ class Processes(Pool):
         self._close()
 
     def begin(self, problems: list[Problem]) -> None:
-        """Let children start on problems that `solve` will be asked for next."""
+        """Let children start on the problems of the next `solve`."""
         self._begun = problems
         self._solved.clear()
         self._slots.w.copy_(problems[0].w)
         size = self._setup.task.data.size
         jobs = [Train(place, problem) for place, problem in enumerate(problems)]
-        jobs.sort(key=lambda job: -size(job.problem.client))  # none large is left to the end
+        jobs.sort(key=lambda job: -size(job.problem.client))  # no large job is left for the end
         self._training = deque(jobs)
         self._feed()
 
     def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
-        """Solutions in the order of the problems, as soon as they are there."""
+        """Solutions in the order of the problems, as soon as they are ready."""
         if problems is not self._begun:
             self.begin(problems)
         self._begun = None
@@ -150,7 +150,7 @@ class Processes(Pool):
         return [_good(self._scored[piece]) for piece in exam.pieces]
 
     def _work(self) -> None:
-        """Feed the children, then take in answers, or do a job here, or wait for an answer."""
+        """Feed the children, then take their answers, do a job here, or wait for an answer."""
         self._feed()
         queue = self._scoring or self._training
         if self._receive(wait=not queue) or not queue:
@@ -161,9 +161,9 @@ class Processes(Pool):
         for room in range(1, _AHEAD + 1):
             for child in list(self._children):
                 if child not in self._children:
-                    continue  # it exited meanwhile
+                    continue  # it has exited
                 queue = self._scoring or self._training
-                # A child gets a second job only while there is one left for each process.
+                # A child gets a second job only while one is left for each process.
                 least = 0 if room == 1 else len(self._children)
                 if len(queue) > least and len(child.slots) < room:
                     self._send(child, queue.popleft())
@@ -182,7 +182,7 @@ class Processes(Pool):
             self._replace(child, death)
 
     def _receive(self, wait: bool) -> bool:
-        """Take in what children have answered; whether there was anything."""
+        """Take the children's answers; return whether there were any."""
         with selectors.DefaultSelector() as selector:
             for child in self._children:
                 assert child.process.stdout is not None
@@ -210,7 +210,7 @@ class Processes(Pool):
         self._free.append(slot)
 
     def _do(self, job: Train | Score) -> None:
-        """A job, in this process."""
+        """Do a job in this process."""
         if isinstance(job, Score):
             models = list(self._slots.models[: job.models])
             self._scored[job.piece] = job.exam.answer(self._solver, job.piece, models)
@@ -218,12 +218,12 @@ class Processes(Pool):
         try:
             with located(job.problem.t, "local training", job.problem.client):
                 self._solved[job.place] = self._solver.solve(job.problem)
-        except RunError as error:  # reported when the round is asked for
+        except RunError as error:  # raised when the round needs this solution
             self._solved[job.place] = error
 
 
 def _brief(setup: Setup, shared: Shared, handles: SlotHandles) -> Briefing:
-    """What workers are sent when they start; arrays are shared, not sent."""
+    """The first message to workers; arrays are shared, not sent."""
     data, evaluate = setup.task.data, setup.task.evaluate
     x, y, offsets = (shared.share(array) for array in (data.x, data.y, data.offsets))
     arrays: list[Handle | None] = [None, None]
@@ -235,7 +235,7 @@ def _brief(setup: Setup, shared: Shared, handles: SlotHandles) -> Briefing:
 
 
 def _error(job: Train | Score, answer: dict[str, Any]) -> RunError:
-    """What a child reports, with the address of the job."""
+    """The error that a child reports, with the address of the job."""
     error = RunError(f"{_where(job)}: {answer['error']}")
     error.add_note(answer["traceback"])
     return error

@@ -1,4 +1,4 @@
-"""Which rank of a distributed run this process is, as torchrun or srun told it."""
+"""Which rank of a distributed run this process is, according to torchrun or srun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from wima.core.errors import UsageError, check
 
 _COMMAND = (
-    "engine 'distributed' runs inside torchrun or srun, and neither started this process. Type\n"
+    "engine 'distributed' needs torchrun or srun, and neither started this process. Run\n"
     "  torchrun --nproc-per-node 2 -m wima run ... engine=distributed\n"
     "or use engine 'processes', which starts its workers itself."
 )
@@ -28,21 +28,21 @@ _SRUN = {
     "port": ("SLURM_JOB_ID", "SLURM_JOBID"),
     "local": ("SLURM_LOCALID",),
 }
-_PORTS = range(12_000, 32_000)  # of SLURM's jobs; above are those that the system hands out
+_PORTS = range(12_000, 32_000)  # for SLURM jobs; higher ports are assigned by the system
 
 
 class Place(NamedTuple):
-    """A rank, how many there are, and where rank 0 can be met."""
+    """A rank, the number of ranks, and the address of rank 0."""
 
     rank: int
     size: int
     host: str
     port: int
-    local: int = 0  # its number on its machine
+    local: int = 0  # its rank on its machine
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """The place of this process; torchrun's variables count before SLURM's."""
+    """The place of this process; torchrun's variables take precedence over SLURM's."""
 
     def found(names: Mapping[str, tuple[str, ...]], part: str) -> str | None:
         return next((environment[name] for name in names[part] if environment.get(name)), None)
@@ -54,8 +54,8 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     host, port = found(_TORCHRUN, "host"), found(_TORCHRUN, "port")
     nodes, job = found(_SRUN, "host"), found(_SRUN, "port")
     host = host or (first_host(nodes) if nodes else None)
-    check(host is not None, "MASTER_ADDR must name the machine of rank 0; it is not set.")
-    check(bool(port or job), "MASTER_PORT must be a free port of rank 0's machine; it is not set.")
+    check(host is not None, "MASTER_ADDR must name the machine of rank 0, but is not set.")
+    check(bool(port or job), "MASTER_PORT must be a free port on rank 0's host, but is not set.")
     number = _number("MASTER_PORT", port) if port else _port_of(job or "")
     local = found(names, "local")
     here = Place(
@@ -70,14 +70,14 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
 
 
 def first_host(nodes: str) -> str:
-    """The first name in a list of SLURM's nodes: `n03` of `n[03-10,12],m1`."""
+    """The first name in a SLURM node list: `n03` for `n[03-10,12],m1`."""
     found = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodes)
-    check(found is not None, f"A list of nodes as SLURM writes it was expected, got {nodes!r}.")
+    check(found is not None, f"Expected a SLURM node list, got {nodes!r}.")
     return "".join(part or "" for part in found.groups()) if found else ""
 
 
 def _port_of(job: str) -> int:
-    """A port that all ranks of a job agree on without talking."""
+    """A port that all ranks of a job can compute without communication."""
     return _PORTS[_number("SLURM_JOB_ID", job) % len(_PORTS)]
 
 

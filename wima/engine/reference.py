@@ -1,7 +1,7 @@
-"""A round in plain lines: the oracle for every other engine, and the one to debug with.
+"""A round in plain code: the oracle for every other engine, and the one to debug with.
 
-No shared memory, no in-place tricks; an error in a hook names round, client and hook, and so does a
-hook that writes to its arguments.
+No shared memory, no in-place tricks.  Errors in hooks name the round, client and hook; hooks that
+write to their arguments are reported in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wima.engine.local import Problem, full_gradient
 
 
 class Reference(Engine):
-    """Runs rounds one client after the other, as the formulas read."""
+    """Runs rounds one client at a time, as the formulas read."""
 
     name = "reference"
 
@@ -75,7 +75,7 @@ class Reference(Engine):
     def _observe(
         self, state: RoundState, t: int, cohort: list[int], lr: float
     ) -> tuple[State, list[int], Vector | None]:
-        """Phase A of MIME: take in the mean full gradient at w, and say which clients go on."""
+        """Phase A of MIME: observe the mean full gradient at w; which clients go on to train."""
         algorithm = self.setup.algorithm
         if algorithm.full_gradient != "cohort":
             return state.server, cohort, None
@@ -97,7 +97,7 @@ class Reference(Engine):
         return full_gradient(self.setup.task, self.setup.sgd, self.setup.seed, problem)
 
     def _visit(self, w: Vector, local: Local, t: int, i: int, lr: float) -> tuple[Visit, Vector]:
-        """SGD on  scale * f_i(y) + prox/2 * |y - start|^2 + <shift, y>, and where the rest ends."""
+        """SGD on  scale * f_i(y) + prox/2 * |y - start|^2 + <shift, y>; also the final rest."""
         task, sgd, start = self.setup.task, self.setup.sgd, local.start
         own = self.setup.algorithm.full_gradient == "own"
         gradient = self._full_gradient(w, t, i, lr) if own else None

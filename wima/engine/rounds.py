@@ -1,4 +1,4 @@
-"""The round of the fast engines: hooks run here, local problems wherever the pool solves them."""
+"""The round of the fast engines: hooks run here, and a pool solves the local problems."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from wima.engine.server import Means, Updates, observed, step
 
 
 class Pool:
-    """Solves local problems.  Flags say what else a pool can do."""
+    """Solves local problems.  The flags say what else a pool can do."""
 
-    runs_ahead = False  # `begin` starts on the problems that `solve` will be asked for next
-    can_average = False  # `mean_delta` gives the mean of the deltas alone
+    runs_ahead = False  # `begin` starts on the problems of the next `solve`
+    can_average = False  # `mean_delta` returns only the mean of the deltas
     can_examine = False
 
     def begin(self, problems: list[Problem]) -> None:
@@ -37,11 +37,11 @@ class Pool:
         raise NotImplementedError
 
     def close(self) -> None:
-        """End workers, if there are any."""
+        """Stop the workers, if any."""
 
 
 class Opening(NamedTuple):
-    """The first problems of a round, which need no other's solution."""
+    """The first problems of a round, which depend on no other solutions."""
 
     t: int
     w: Vector
@@ -49,14 +49,14 @@ class Opening(NamedTuple):
 
 
 class Pooled(Engine):
-    """An engine made of a pool.  Same bytes as `Reference`, whatever the pool."""
+    """An engine made of a pool: the formulas of `Reference`, with any pool."""
 
     def __init__(self, name: str, setup: Setup, pool: Pool) -> None:
         self.name, self.setup, self.pool = name, setup, pool
         self.runs_ahead = pool.runs_ahead
         self._begun: Opening | None = None
         hooks, mine = ("client_init", "client_finish"), type(setup.algorithm)
-        # Then clients have no memory, send their delta alone, and all get the same problem.
+        # Clients without memory that send only their delta all have the same problem.
         self._alike = all(getattr(mine, hook) is getattr(Algorithm, hook) for hook in hooks)
         self._mean_suffices = self._alike and pool.can_average and not setup.faults.exclude
         self._mean_suffices = self._mean_suffices and setup.privacy is None
@@ -93,7 +93,7 @@ class Pooled(Engine):
         return state._replace(excluded=tuple(i for i in cohort if i not in counted))
 
     def _opening(self, state: RoundState, t: int, cohort: list[int], lr: float) -> Opening:
-        """MIME's round opens with full gradients at w, any other with training."""
+        """MIME's rounds begin with full gradients at w, all others with training."""
         if self.setup.algorithm.full_gradient == "cohort":
             problems = [Problem(t, i, lr, state.w, None, full_gradient=True) for i in cohort]
         else:
@@ -103,7 +103,7 @@ class Pooled(Engine):
     def _observe(
         self, server: State, t: int, problems: list[Problem]
     ) -> tuple[State, list[int], Vector | None]:
-        """Phase A of MIME, the clients whose gradients can be used, and their mean."""
+        """Phase A of MIME: the server's state, the clients with usable gradients, their mean."""
         usable = []
 
         def gradients() -> Iterator[tuple[float, Vector]]:
@@ -132,7 +132,7 @@ class Pooled(Engine):
     def _train(
         self, state: RoundState, server: State, t: int, problems: list[Problem]
     ) -> tuple[Means | None, list[int]]:
-        """The means over the clients' visits, and the clients that they are of."""
+        """The means over the clients' visits, and the clients included in them."""
         setup = self.setup
         if self._mean_suffices and problems and not (setup.fresh and _shifted(problems[0])):
             clients = [problem.client for problem in problems]
@@ -164,7 +164,7 @@ def _shifted(problem: Problem) -> bool:
 
 
 class Serial(Pool):
-    """The pool that is this process."""
+    """The pool that solves problems in this process."""
 
     def __init__(self, solver: Solver) -> None:
         self._solver = solver

@@ -1,8 +1,8 @@
 """Gradients of many models at once: one row of a matrix per client, vectorised with `torch.func`.
 
-`torch.func` alone costs more in Python than small models cost in arithmetic.  So a shape of batch
-that comes again and again is traced to a graph of plain operators, which TorchScript runs: a step
-of ten digits MLPs takes 0.28 ms traced and 1.5 ms untraced (one thread, AMD EPYC, torch 2.13).
+For small models, the Python overhead of `torch.func` exceeds the arithmetic.  So batch shapes that
+recur are traced to a graph of plain operators, which TorchScript runs: a step of ten digits MLPs
+takes 0.28 ms traced and 1.5 ms untraced (one thread, AMD EPYC, torch 2.13).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wima.task.device import seeded
 from wima.task.workspace import Workspace
 
 Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-TRACE_AFTER = 4  # uses of a shape; tracing takes as long as some hundred steps
+TRACE_AFTER = 4  # uses of a shape; tracing takes as long as about a hundred steps
 
 
 class RowGradients:
@@ -31,7 +31,7 @@ class RowGradients:
     def __init__(self, space: Workspace) -> None:
         check(
             not any(b.is_floating_point() for b in space.module.buffers()),
-            "engine 'batched' cannot train models with statistics (BatchNorm); use 'serial'.",
+            "engine 'batched' cannot train models with BatchNorm statistics; use 'serial'.",
         )
         self._space, self._layout = space, space.flat.layout
         self._trained = [n for n, p in space.module.named_parameters() if p.requires_grad]
@@ -67,7 +67,7 @@ class RowGradients:
         return torch.cat([gradients[n].flatten(1) for n in self._trained], dim=1)
 
     def _trace(self, *example: Tensor) -> Gradient:
-        """The same computation without Python; as it was if the model cannot be traced."""
+        """The same computation without Python, or `plain` if the model cannot be traced."""
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")

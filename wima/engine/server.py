@@ -1,6 +1,6 @@
-"""The server's half of a round: means of what clients sent, and the step with them.
+"""The server's half of a round: the means of the clients' updates, and the server step.
 
-`reference.py` has its plain twin.
+Its plain twin is in `reference.py`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from wima.engine.base import RoundState, RunningMean, Setup, located
 
 
 class Means(NamedTuple):
-    """What the server learns of a round."""
+    """What the server learns in a round."""
 
     delta: Vector
-    extra: Extra  # None if clients sent nothing else
-    rest: Vector | None  # how far the rest of w moved, start - end; None if there is no rest
+    extra: Extra  # None if clients sent only deltas
+    rest: Vector | None  # start - end of the rest of w; None if there is no rest
     clients: int
-    fresh: Vector | None = None  # see `RoundState`; None if it is not asked for
+    fresh: Vector | None = None  # see `RoundState`; None if not requested
     clip: float | None = None  # see `RoundState`
 
 
 class Updates:
-    """What clients sent, summed up in the order of the cohort."""
+    """The clients' updates, summed in the order of the cohort."""
 
     def __init__(self, setup: Setup, state: RoundState) -> None:
         self._private = setup.private_sum(state)
@@ -43,9 +43,9 @@ class Updates:
         rest: Vector | None = None,
         fresh: Vector | None = None,
     ) -> None:
-        """What a client sent; fresh: see `fresh_part`, its delta if that is not known."""
+        """Add a client's update.  fresh: see `fresh_part`; its delta by default."""
         self._clients += 1
-        if self._private is not None:  # then clients send nothing else
+        if self._private is not None:  # then clients send only deltas
             self._private.add(delta)
             return
         self._delta.add(delta, weight)
@@ -57,7 +57,7 @@ class Updates:
             self._rest.add(rest, weight)
 
     def means(self, setup: Setup, t: int) -> Means | None:
-        """None if no client sent anything; with privacy, that is not to be seen."""
+        """None if no client sent anything; privacy conceals this case."""
         if self._private is not None:
             mean, clip = self._private.release(setup.seed, t)
             return Means(mean, None, None, setup.cohort, mean if setup.fresh else None, clip)
@@ -71,9 +71,9 @@ class Updates:
 def observed(
     setup: Setup, server: State, t: int, gradients: Iterable[tuple[float, Vector]]
 ) -> tuple[State, Vector | None]:
-    """Phase A of MIME: the server's state with the cohort's mean full gradient, and that gradient.
+    """Phase A of MIME: the server's state after it observed the mean full gradient, and that mean.
 
-    It comes from pairs (weight, gradient).
+    gradients: pairs (weight, gradient).
     """
     mean = RunningMean()
     for weight, vector in gradients:
@@ -86,7 +86,7 @@ def observed(
 
 
 def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -> RoundState:
-    """The state after the round: w - ServerOpt(pseudo-gradient); the rest of w as FedAvg has it."""
+    """The state after the round: w - ServerOpt(pseudo-gradient); the rest of w as in FedAvg."""
     w = state.w[: setup.trained]
     rest = state.w[len(w) :]
     fraction = means.clients / setup.task.data.num_clients

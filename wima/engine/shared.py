@@ -1,9 +1,9 @@
-"""Memory that several processes see: unlinked temporary files, handed to children by descriptor.
+"""Memory shared by processes: unlinked temporary files, inherited by children as descriptors.
 
 Nothing is left behind, however a process ends: the system frees the file with its last user.
-Files are in memory (`/dev/shm`) where they fit, else in the temporary folder.  Their space is
-reserved: where it is lacking, the first write to a page would kill the process with a bus error.
-Docker gives a container 64 MB of `/dev/shm`.
+Files are in memory (`/dev/shm`, 64 MB in a Docker container) if they fit, else in the temporary
+folder.  Their space is reserved in advance: if it ran out later, the first write to a page would
+kill the process with a bus error.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MEMORY = "/dev/shm"
 
 
 class Handle(NamedTuple):
-    """How a child process finds a shared array again."""
+    """How a child process finds a shared array."""
 
     fd: int
     dtype: str
     shape: tuple[int, ...]
-    file: str | None = None  # an array that is mapped from a file is mapped again, not copied
+    file: str | None = None  # an array mapped from a file is mapped again, not copied
     offset: int = 0
 
     def open(self) -> npt.NDArray[Any]:
@@ -49,14 +49,14 @@ class Handle(NamedTuple):
 
 
 class Shared:
-    """Shared arrays of one parent process and the children it starts."""
+    """Arrays shared by a parent process and its children."""
 
     def __init__(self) -> None:
         self._files: list[IO[bytes]] = []
 
     @property
     def descriptors(self) -> list[int]:
-        """What children must inherit."""
+        """The file descriptors that children must inherit."""
         return [file.fileno() for file in self._files]
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Handle:
@@ -66,7 +66,7 @@ class Shared:
         return Handle(file.fileno(), np.dtype(dtype).str, tuple(shape))
 
     def share(self, array: npt.NDArray[Any]) -> Handle:
-        """An array that children can map: a copy, or the file that it is mapped from itself."""
+        """Make an array available to children: as a copy, or as the file it is mapped from."""
         whole = isinstance(getattr(array, "base", None), mmap.mmap) and array.flags.c_contiguous
         if isinstance(array, np.memmap) and array.filename and whole:
             shape, file = tuple(array.shape), str(array.filename)
@@ -83,7 +83,7 @@ class Shared:
 
 
 def _file(size: int) -> IO[bytes]:
-    """A file without a name that has so many bytes, in memory if they fit there."""
+    """An unnamed file of this size, in memory if it fits."""
     folders, reasons = [MEMORY, tempfile.gettempdir()], []
     for folder in filter(os.path.isdir, folders):
         try:
@@ -91,15 +91,15 @@ def _file(size: int) -> IO[bytes]:
         except OSError as error:
             reasons.append(f"{folder}: {error.strerror}")
     raise RunError(
-        f"engine 'processes' shares arrays in files, one of {size / 1e6:,.0f} MB, and there is no "
-        f"room for it ({'; '.join(reasons)}). Set TMPDIR to a folder with more room, or use engine "
-        "'serial'."
+        f"engine 'processes' needs a temporary file of {size / 1e6:,.0f} MB, and there is not "
+        f"enough space ({'; '.join(reasons)}). Set TMPDIR to a folder with more space, or use "
+        "engine 'serial'."
     )
 
 
 def _reserved(folder: str, size: int) -> IO[bytes]:
     disk = os.statvfs(folder)
-    # Not even begun, if it cannot succeed: that would take all memory there is for a moment.
+    # Check first: a reservation that fails would take all free memory for a moment.
     if disk.f_bavail * disk.f_frsize < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with contextlib.ExitStack() as stack:

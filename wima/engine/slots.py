@@ -1,4 +1,4 @@
-"""The vectors of a round's local problems in shared memory, a slot for each client."""
+"""The vectors of a round's local problems in shared memory, one slot per job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMPY = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class SlotHandles(NamedTuple):
-    """How a worker finds the slots again."""
+    """How a worker finds the slots."""
 
     w: Handle
     start: Handle
@@ -29,7 +29,7 @@ class SlotHandles(NamedTuple):
 
 
 class Slots:
-    """Rows for problems and solutions.  Numbers travel in `Message`s, vectors through here."""
+    """Rows for problems and solutions.  Messages carry numbers; vectors are exchanged here."""
 
     def __init__(self, handles: SlotHandles) -> None:
         arrays = [torch.from_numpy(handle.open()) for handle in handles]
@@ -37,13 +37,13 @@ class Slots:
         self.models = arrays[6]
 
     def put(self, slot: int, problem: Problem) -> dict[str, Any]:
-        """Write a problem; what is returned goes to the worker as a message."""
+        """Write a problem; return the message for the worker."""
         for name, vector in vectors_of(problem).items():
             (self.start if name == "start" else self.shift)[slot].copy_(vector)
         return {"slot": slot, **fields_of(problem)}
 
     def get(self, message: dict[str, Any]) -> Problem:
-        """The problem of a message, on the worker's side."""
+        """On the worker: the problem of a message."""
         slot = message["slot"]
         vectors = {"start": self.start[slot], "shift": self.shift[slot]}
         return problem_of(message, self.w, len(vectors["start"]), vectors)
@@ -57,7 +57,7 @@ class Slots:
             self.path_gradient[slot].copy_(solution.path_gradient)
 
     def get_solution(self, slot: int, problem: Problem, steps: int) -> Solution:
-        """A copy of what a worker wrote."""
+        """A copy of the solution that a worker wrote."""
         end = self.end[slot].clone() if problem.local is not None else None
         gradient = self.gradient[slot].clone() if problem.full_gradient else None
         path = self.path_gradient[slot].clone() if problem.path_gradient else None
@@ -65,7 +65,7 @@ class Slots:
 
 
 def allocate(shared: Shared, slots: int, models: int, w: Vector, setup: Setup) -> SlotHandles:
-    """Memory for that many slots; gradients have some if the algorithm asks for them."""
+    """Memory for the slots, and for gradients if the algorithm requests them."""
     check(
         w.dtype in _NUMPY,
         f"engine 'processes' takes models in float32 or float64, got {w.dtype}; use 'serial'.",

@@ -1,7 +1,7 @@
-"""A worker process: reads problems from its standard input, solves them, answers on its output.
+"""A worker process: reads problems from standard input, solves them, answers on standard output.
 
 Messages are lines of JSON; vectors and data are in shared memory.  The first message is the task
-itself, sent once, by the parent that started this process.
+itself, pickled by the parent that started this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wima.task.task import Task
 
 
 class Briefing(NamedTuple):
-    """What a worker is sent when it starts."""
+    """The first message to a worker."""
 
     task: Task  # without its data
     sgd: LocalSGD
@@ -36,17 +36,17 @@ class Briefing(NamedTuple):
     y: Handle
     offsets: Handle
     slots: SlotHandles
-    x_test: Handle | None = None  # with them, `task.evaluate` has no examples
+    x_test: Handle | None = None  # if given, `task.evaluate` has no examples
     y_test: Handle | None = None
 
 
 def main() -> None:
-    """Serve until standard input closes, which it does when the parent ends, however it ends."""
+    """Serve until standard input closes, which happens however the parent exits."""
     keep_freed_memory()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     inbox, outbox = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the model prints must not look like an answer
+    os.dup2(2, 1)  # output of the model must not look like an answer
     size = int.from_bytes(inbox.read(8), "little")
     briefing = pickle.loads(inbox.read(size))
     data = FederatedData(*(h.open() for h in (briefing.x, briefing.y, briefing.offsets)))
