@@ -197,7 +197,7 @@ def test_an_algorithm_with_its_own_server_rule_refuses_another_optimizer(algorit
     name = type(algorithm).__name__
     with pytest.raises(UsageError) as error:
         wima.simulate(quadratics(A, B, N), algorithm, server_opt=opt, **SETTINGS)
-    for words in (f"{name} has a server rule of its own", "lr 1", str(opt), "stack_server"):
+    for words in (f"{name} has its own server rule", "lr 1", str(opt), "stack_server"):
         assert words in str(error.value)
 
 

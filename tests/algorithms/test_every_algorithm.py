@@ -154,7 +154,7 @@ def test_the_list_has_a_line_for_each_algorithm_with_its_hyper_parameters(cli):
         (["server=adm"], "did you mean 'adam'?"),
         (["schedule=cyclic:start=3"], "Cyclic.start must be a round of the run, 0 ... 2, got 3."),
         (["averagers=swa:start=3"], "SWA.start must be a round of the run, 0 ... 2, got 3."),
-        (["algorithm=feddyn", "server=momentum"], "FedDyn has a server rule of its own"),
+        (["algorithm=feddyn", "server=momentum"], "FedDyn has its own server rule"),
     ],
 )
 def test_a_mistake_ends_with_2_before_anything_is_written(cli, tmp_path, settings, words):

@@ -51,7 +51,7 @@ MISTAKES = {
     "run digits engine=distributed": ["engine 'distributed'", "torchrun", "engine 'processes'"],
     "run digits data=mnist": ["Unknown data set 'mnist'", "Known: cifar10,"],
     "run digits model=femnist-cnn": ["'femnist-cnn' needs examples of shape", "(1, 28, 28)"],
-    "run digits client_eval_every=5": ["no test examples of each client", "client_test=0.2"],
+    "run digits client_eval_every=5": ["no test examples per client", "client_test=0.2"],
     "run digits client_test=1.5": ["client_test must be", "got 1.5"],
     "run digits finetune=sgd:steps=0": ["finetune.steps must be", "got 0"],
     "run digits finetune=adam": ["Unknown fine-tuning 'adam'", "Known: sgd"],

@@ -164,7 +164,7 @@ def test_three_rounds_in_a_row_without_a_usable_update_end_the_run(engine, algor
         return lambda seed, t: [1] if t in rounds else [0, 1]
 
     play(engine, Faults(exclude=True), algorithm, 1, cohorts=bad(0, 1, 3, 4), eval_every=0)
-    with pytest.raises(RunError, match="No client sent a usable update in 3 rounds in a row"):
+    with pytest.raises(RunError, match="No client sent a usable update in 3 consecutive rounds"):
         play(engine, Faults(exclude=True), algorithm, 1, cohorts=bad(3, 4, 5), eval_every=0)
 
 

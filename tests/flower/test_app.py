@@ -242,7 +242,7 @@ def test_the_example_app_shows_what_the_average_is_for():
 
 
 def test_a_server_rule_of_its_own_is_named_by_its_algorithm(tmp_path):
-    with pytest.raises(UsageError, match="FedDyn has a server rule"):
+    with pytest.raises(UsageError, match="FedDyn has its own server rule"):
         Federation(settings_of(tmp_path, algorithm="feddyn", server="adam"), tmp_path / "run")
 
 

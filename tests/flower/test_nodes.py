@@ -97,7 +97,7 @@ def test_too_few_nodes_end_the_run_with_advice(tmp_path):
 def test_nodes_that_fail_in_every_round_end_the_run(tmp_path):
     settings = settings_of(tmp_path, rounds=9)
     grid = LocalGrid(len(SIZES), data=str(tmp_path / "no-such.npz"))
-    with pytest.raises(RunError, match="No client sent a usable update in 3 rounds in a row"):
+    with pytest.raises(RunError, match="No client sent a usable update in 3 consecutive rounds"):
         over(grid, settings, tmp_path / "run")
     with pytest.raises(UsageError, match=r"engine 'flower'.*the way it was started"):
         resume(tmp_path / "run")

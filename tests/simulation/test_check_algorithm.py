@@ -179,7 +179,7 @@ class Random(Algorithm):
 
 
 def test_an_algorithm_that_is_random_is_refused():
-    refuses(Random(), "Random", "two results for one seed")
+    refuses(Random(), "Random", "different results for one seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ def test_a_hook_that_returns_another_shape_is_named(algorithm, hook):
 
 
 def test_a_model_that_is_no_finite_vector_is_shown():
-    refuses(ColumnGradient(), "ColumnGradient", "made the model tensor([[", "d = 1")
+    refuses(ColumnGradient(), "ColumnGradient", "returned the model tensor([[", "d = 1")
     refuses(NaNGradient(), "NaNGradient", "diverged on finite data", "norm of the model is nan")
 
 
@@ -261,7 +261,7 @@ class Annotated(wima.Algorithm):
             "Misspelt has extra_mean = 'weigthed'; expected one of 'uniform', 'weighted'.",
         ),
         (Shouting(), "Shouting has path_gradient = 'yes'; expected one of False, True."),
-        (Annotated(), "makes it a hyper-parameter; write `full_gradient = 'own'` without one."),
+        (Annotated(), "makes it a hyper-parameter; write `full_gradient = 'own'` instead."),
     ],
 )
 def test_class_attributes_have_known_values_and_no_type(algorithm, message):

@@ -175,14 +175,14 @@ def test_holding_out_takes_a_share_of_every_client_and_loses_nothing(bundle):
 @pytest.mark.parametrize(
     ("make", "options", "says"),
     [
-        ({}, {"client_eval_every": 1}, "no test examples of each client.*client_test=0.2"),
-        ({}, {"finetune": wima.FineTune()}, "no test examples of each client"),
+        ({}, {"client_eval_every": 1}, "no test examples per client.*client_test=0.2"),
+        ({}, {"finetune": wima.FineTune()}, "no test examples per client"),
         (
             {"test_clients": 0},
             {"client_eval_every": 1},
-            "client 1 has no test.* 10 others",
+            "11 of 12 clients have no test examples, the first is client 1\\.",
         ),
-        ({"client_test": 0.5, "metrics": {}}, {"client_eval_every": 1}, "this task has none"),
+        ({"client_test": 0.5, "metrics": {}}, {"client_eval_every": 1}, "this task has no metrics"),
         ({}, {"client_eval_every": -1}, "client_eval_every must be"),
         ({}, {"client_sample": 0}, "client_sample must be"),
         ({}, {"finetune": "sgd"}, r"finetune cannot be 'sgd'; give wima.FineTune\(\)"),

@@ -1,1 +1,1 @@
-"""The round loop of a federation, its cohorts and schedules."""
+"""The round loop, with its cohorts and schedules."""

@@ -1,4 +1,4 @@
-"""What `simulate` is given: checked objects, and the signature that `help` shows."""
+"""Checks of the arguments of `simulate`, and the signature that `help` shows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def check_parts(
     privacy: Any = None,
     finetune: Any = None,
 ) -> None:
-    """Raise `UsageError` for what is no such object, with what to write; None is a default."""
+    """Raise `UsageError` for objects of the wrong kind and say what to write; None: the default."""
     check(
         isinstance(task, Task),
-        f"task must be made by wima.make_task(model, data, test), got {task!r:.80}; a preset is "
-        "run by `wima run`.",
+        f"task must be made by wima.make_task(model, data, test), got {task!r:.80}; to run a "
+        "preset, use `wima run`.",
     )
     if algorithm is not None:
         fits = isinstance(algorithm, Algorithm)
@@ -51,17 +51,17 @@ def check_parts(
 
 
 def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
-    """FedDyn, AdaBest and FedACG step by themselves: another optimizer on top is a mistake."""
+    """FedDyn, AdaBest and FedACG have their own server step; adding an optimizer is a mistake."""
     name = type(algorithm).__name__
     check(
         stack or not algorithm.own_server_rule or server_opt in (SGD(), Momentum(momentum=0)),
-        f"{name} has a server rule of its own, so server must be SGD with lr 1 and no momentum, "
-        f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient all the same.",
+        f"{name} has its own server rule, so server must be SGD with lr 1 and no momentum, "
+        f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient anyway.",
     )
 
 
 def shown(function: Callable[..., Any], *kinds: Any) -> Signature:
-    """The function's signature with these options in place of its last parameter, for `help`."""
+    """The function's signature with these options instead of its last parameter, for `help`."""
     *own, _ = signature(function).parameters.values()
     names = [p.name for p in own]
     more = [p for kind in kinds for p in signature(kind).parameters.values()]
@@ -85,7 +85,7 @@ def _check(argument: str, fits: bool, given: Any, registry: Registry) -> None:
 
 
 def _instead(given: Any, registry: Registry) -> str:
-    """What to write in place of a class, of a name with hyper-parameters, or of anything else."""
+    """What to write instead of a class, a name with hyper-parameters, or anything else."""
     if isinstance(given, type) and given in registry.values():
         return f"wima.{given.__name__}()"
     name, *pairs = given.split(":") if isinstance(given, str) else [""]

@@ -1,4 +1,4 @@
-"""Check that an algorithm, yours or ours, keeps the promises that engines rely on."""
+"""Check that an algorithm, yours or ours, satisfies the contract that engines rely on."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ SIZES = (3, 5, 8, 4)  # examples of the toy problem's clients
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Raise `UsageError` if the algorithm breaks a promise that engines rely on.
+    """Raise `UsageError` if the algorithm violates the contract that engines rely on.
 
-    Class attributes have known values and are no hyper-parameters.
-    On small least-squares problems with d = 1 and d = 7: hooks write none of their arguments; state
-    is tuples of vectors and numbers; models stay finite vectors of length d; the same seed gives
-    the same bytes; the order of the clients does not matter beyond rounding.
+    Class attributes have known values and are not hyper-parameters.
+    On small least-squares problems with d = 1 and d = 7: hooks do not modify their arguments; state
+    consists of tuples of vectors and numbers; models stay finite vectors of length d; the same seed
+    gives the same bytes; the order of the clients does not matter beyond rounding.
 
     Examples:
         >>> import wima
-        >>> wima.check_algorithm(wima.Scaffold())  # says nothing: all is well
+        >>> wima.check_algorithm(wima.Scaffold())  # no output: all checks passed
         >>> wima.check_algorithm("scaffold")
         Traceback (most recent call last):
         ...
@@ -55,13 +55,15 @@ def check_algorithm(algorithm: Algorithm) -> None:
             _check_state(algorithm, state, f"client {client}")
         again, reversed_ = (_run(algorithm, d, reverse=reverse) for reverse in (False, True))
         if not torch.equal(first.w, again.w):
-            raise _broken(algorithm, f"gave two results for one seed at d = {d}; is it random?")
+            raise _broken(
+                algorithm, f"gives different results for one seed at d = {d}; is it random?"
+            )
         if not torch.allclose(first.w, reversed_.w, rtol=1e-9, atol=1e-9):
             raise _broken(algorithm, "depends on the order of the clients in a cohort.")
 
 
 def _run(algorithm: Algorithm, d: int, reverse: bool) -> Simulation:
-    """Four rounds on the plain engine, which catches writes to arguments."""
+    """Four rounds on the reference engine, which detects writes to arguments."""
     cohorts = [[0, 1, 2], [1, 3], [0, 2, 3], [0, 1]]
     simulation = simulate(
         _toy(d),
@@ -80,14 +82,14 @@ def _run(algorithm: Algorithm, d: int, reverse: bool) -> Simulation:
         for _ in simulation:
             w = simulation.w
             if w.shape != (d,) or w.dtype != torch.float64:
-                raise _broken(algorithm, f"made the model {w!r} from finite data at d = {d}.")
+                raise _broken(algorithm, f"returned the model {w!r} for finite data at d = {d}.")
     except Diverged as error:
         raise _broken(algorithm, f"diverged on finite data at d = {d}: {error}") from error
     return simulation
 
 
 def _toy(d: int) -> Task:
-    """Least squares on clients with optima of their own, in float64."""
+    """Least squares on clients with different optima, in float64."""
     random = rng("check", d)
     x = random.normal(size=(sum(SIZES), d))
     clients = np.repeat(np.arange(len(SIZES)), SIZES)
@@ -103,21 +105,19 @@ def _toy(d: int) -> Task:
 
 
 def _check_flags(algorithm: Algorithm) -> None:
-    """A misspelt value would silently be FedAvg's; an annotation would make a field of it."""
+    """A misspelt value would silently mean FedAvg's; an annotation would make it a field."""
     for name, known in FLAGS.items():
         value = getattr(algorithm, name)
         if type(value) is not type(known[0]) or value not in known:
             listed = ", ".join(map(repr, known))
             raise _broken(algorithm, f"has {name} = {value!r}; expected one of {listed}.")
         if name in {field.name for field in fields(algorithm)}:
-            hint = f"write `{name} = {value!r}` without one"
-            raise _broken(
-                algorithm, f"gives {name} a type, which makes it a hyper-parameter; {hint}."
-            )
+            hint = f"write `{name} = {value!r}` instead"
+            raise _broken(algorithm, f"annotates {name}, which makes it a hyper-parameter; {hint}.")
 
 
 def _check_state(algorithm: Algorithm, state: Any, owner: str) -> None:
-    """State must be tuples of vectors and numbers, so that it can be stored and sent."""
+    """State must consist of tuples of vectors and numbers, so that it can be stored and sent."""
     if any(tensor.requires_grad for tensor in vectors(state)):
         raise _broken(algorithm, f"keeps vectors that require gradients in its {owner} state.")
     if isinstance(state, torch.Tensor | int | float):

@@ -23,9 +23,9 @@ def uniform_cohorts(num_clients: int, clients_per_round: int) -> Cohorts:
 
 
 def poisson_cohorts(num_clients: int, clients_per_round: int) -> Cohorts:
-    """Each client takes part with the same probability, whatever the others do.
+    """Each client takes part with the same probability, independently of the others.
 
-    So the size of a cohort varies around clients_per_round, and can be 0.
+    The size of a cohort varies around clients_per_round and can be 0.
     """
 
     def cohort(seed: int, t: int) -> list[int]:
@@ -40,10 +40,10 @@ BY_NAME = {"uniform": uniform_cohorts, "poisson": poisson_cohorts}
 
 
 def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int) -> Cohorts:
-    """Cohorts drawn in the way of that name, or by a user's function, which is checked."""
+    """Cohorts by the name of a rule, or from a user's function, whose results are checked."""
     if not callable(given):
         if given not in BY_NAME:
-            raise unknown("way to draw cohorts", given, BY_NAME)
+            raise unknown("cohorts", given, BY_NAME)
         return BY_NAME[given](num_clients, clients_per_round)
 
     def cohort(seed: int, t: int) -> list[int]:
@@ -53,7 +53,7 @@ def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int)
 
 
 def checked_cohort(drawn: Sequence[int], t: int, clients: int, most: int) -> list[int]:
-    """The clients of round t as a user's function drew them."""
+    """The clients of round t that a user's function drew; raises if they are invalid."""
     cohort = [int(client) for client in drawn]
     check(
         0 < len(set(cohort)) == len(cohort) <= most
@@ -65,7 +65,7 @@ def checked_cohort(drawn: Sequence[int], t: int, clients: int, most: int) -> lis
 
 
 def check_cohort_size(clients_per_round: int, num_clients: int) -> None:
-    """A cohort has at least one client and at most all of them."""
+    """Raise unless a cohort has at least one client and at most all of them."""
     check_count("clients_per_round", clients_per_round)
     check(
         clients_per_round <= num_clients,

@@ -1,4 +1,4 @@
-"""What a round's record says of the models: metrics, clients, calibration, fine-tuning."""
+"""What a round's record says about the models: metrics, clients, calibration, fine-tuning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Summaries: TypeAlias = dict[str, dict[str, Any]]  # by model
 
 
 class Examined(NamedTuple):
-    """By the name of the model; empty where it was not asked for."""
+    """Results by name of the model; empty if not requested."""
 
     metrics: dict[str, Metrics]
     clients: Mapping[str, Any] = NOTHING  # see `wima.core.distribution`
@@ -30,7 +30,7 @@ class Examined(NamedTuple):
 
 
 def prepared(task: Task, options: RunOptions, finetune: FineTune | None) -> Task:
-    """The task, with the clients that are evaluated, if any are; raises if they cannot be."""
+    """The task with the clients to evaluate, if any; raises if they cannot be evaluated."""
     asked = bool(options.client_eval_every or finetune)
     if not (asked or options.calibration):
         return task
@@ -41,7 +41,7 @@ def prepared(task: Task, options: RunOptions, finetune: FineTune | None) -> Task
     )
     assert isinstance(evaluation, Evaluation)
     if options.calibration:
-        evaluation.piece(0, [task.init(options.seed)], Detail(calibration=True))  # raises now
+        evaluation.piece(0, [task.init(options.seed)], Detail(calibration=True))  # raises early
     if not asked:
         return task
     _check_clients(task, evaluation)
@@ -56,7 +56,7 @@ def _check_clients(task: Task, evaluation: Evaluation) -> None:
     there, data = evaluation.clients, task.data
     check(
         len(there) > 0,
-        "Clients cannot be evaluated: these data have no test examples of each client. Set "
+        "Clients cannot be evaluated: the data set has no test examples per client. Set "
         "client_test=0.2 to hold out a fifth of each client's examples.",
     )
     missing = data.num_clients - len(there)
@@ -64,18 +64,18 @@ def _check_clients(task: Task, evaluation: Evaluation) -> None:
         first = next(i for i in range(data.num_clients) if i >= len(there) or there[i] != i)
         name = "" if data.names is None else f" ({str(data.names[first])!r})"
         raise UsageError(
-            f"Clients cannot be evaluated: client {first}{name} has no test examples, and "
-            f"{missing - 1} others have none. Set client_test=0.2 to hold out a fifth of each "
-            "client's examples, or leave such clients out."
+            f"Clients cannot be evaluated: {missing} of {data.num_clients} clients have no test "
+            f"examples, the first is client {first}{name}. Set client_test=0.2 to hold out a fifth "
+            "of each client's examples, or leave such clients out."
         )
     check(
         bool(evaluation.metrics),
-        "Clients are compared by the first metric of the task, and this task has none.",
+        "Clients are compared by the task's first metric, but this task has no metrics.",
     )
 
 
 def examine(engine: Engine, task: Task, models: Mapping[str, Vector], detail: Detail) -> Examined:
-    """Evaluate models by name, in one pass over the examples if the task can."""
+    """Evaluate models by name, in one pass over the examples if the task allows it."""
     evaluation = task.evaluate
     if not isinstance(evaluation, Evaluation):
         return Examined({name: evaluation(w) for name, w in models.items()})
@@ -96,7 +96,7 @@ def examine(engine: Engine, task: Task, models: Mapping[str, Vector], detail: De
 def finetuned(
     engine: Engine, task: Task, models: Mapping[str, Vector], how: FineTune, t: int
 ) -> dict[str, Summaries]:
-    """What clients have of models on their own examples, before and after they fine-tuned them."""
+    """The models' metric on each client's own examples, before and after fine-tuning."""
     evaluation = task.evaluate
     assert isinstance(evaluation, Evaluation)
     clients = evaluation.clients.tolist()
@@ -116,7 +116,7 @@ def finetuned(
 
 
 def summaries(values: Mapping[str, Mapping[int, float]]) -> Summaries:
-    """Model -> client -> value, summed up for each model; all but "plain" against that."""
+    """Summarise model -> client -> value for each model; all but "plain" are compared with it."""
     found = {}
     for name, of_clients in values.items():
         plain = None if name == "plain" else [values["plain"][client] for client in of_clients]

@@ -1,6 +1,6 @@
-"""What differential privacy a run has: which runs can have it, and what they spend.
+"""The differential privacy of a run: which runs can be private, and what they spend.
 
-The accounting is that of Google's dp-accounting (extra `privacy`), by Rényi divergences.
+Accounting uses Rényi divergences, computed by Google's dp-accounting (extra `privacy`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from wima.engine.privacy import Gaussian
 from wima.simulation.cohorts import Cohorts
 from wima.task.task import Task
 
-LEAST, MOST = 0.01, 1000.0  # a noise that is searched for
-DIGITS = 1000  # it is rounded up to 1 / DIGITS
+LEAST, MOST = 0.01, 1000.0  # the range searched for the noise
+DIGITS = 1000  # noise is rounded up to a multiple of 1 / DIGITS
 RELATIONS = {
     "poisson": "one client more or less",
-    "uniform": "one client in the place of another",
+    "uniform": "one client in place of another",
 }
 
 
 class Sampling(NamedTuple):
-    """How cohorts are drawn, which decides the bound and what neighbouring data are.
+    """How cohorts are drawn, which determines the bound and the definition of neighbouring data.
 
     poisson: each client takes part with probability cohort / clients; data sets are neighbours if
-    one has one client more, which moves the sum by at most clip.
+    one has one client more, which changes the sum by at most clip.
     uniform: cohorts of a fixed size without replacement; neighbours differ in one client, which
-    moves the sum by at most 2 clip.  Theorem 27 of Wang, Balle and Kasiviswanathan 2019.
+    changes the sum by at most 2 clip.  Theorem 27 of Wang, Balle and Kasiviswanathan 2019.
     """
 
     kind: Literal["poisson", "uniform"]
@@ -41,7 +41,7 @@ class Sampling(NamedTuple):
     clients: int
 
     def round(self, noise: float) -> Any:
-        """A round as dp-accounting describes it; noise: in units of clip."""
+        """A round as an event of dp-accounting; noise: in units of clip."""
         dp = _accounting()
         if self.kind == "poisson":
             return dp.PoissonSampledDpEvent(self.cohort / self.clients, dp.GaussianDpEvent(noise))
@@ -57,7 +57,7 @@ class Sampling(NamedTuple):
 
 
 class Ledger:
-    """What a run has spent after so many rounds."""
+    """The privacy that a run spends."""
 
     def __init__(self, privacy: Gaussian, sampling: Sampling) -> None:
         self.privacy, self.sampling = privacy, sampling
@@ -66,14 +66,14 @@ class Ledger:
             self._orders, self._divergences = one._orders, one._rdp  # of one round; rounds add up
 
     def epsilon(self, rounds: int) -> float:
-        """The epsilon of so many rounds, for the mechanism's delta; infinite without noise."""
+        """The epsilon after these rounds, for the mechanism's delta; infinite without noise."""
         if not self.privacy.noise:
             return inf
         spent = rounds * self._divergences
         return float(_accounting().rdp.compute_epsilon(self._orders, spent, self.privacy.delta)[0])
 
     def in_words(self, rounds: int) -> str:
-        """The guarantee of a run of so many rounds."""
+        """The guarantee after these rounds."""
         kind, cohort, clients = self.sampling
         return (
             f"Privacy: epsilon = {self.epsilon(rounds):.4g} at delta = {self.privacy.delta:g} for "
@@ -85,7 +85,7 @@ class Ledger:
 def ledger(
     privacy: Gaussian, task: Task, algorithm: Algorithm, run: RunOptions, cohorts: Cohorts | str
 ) -> Ledger:
-    """The ledger of a run that can be private; noise is searched for if epsilon is given."""
+    """The ledger of a run; finds the noise if epsilon is given, raises if it cannot be private."""
     _check_possible(task, algorithm, run, cohorts)
     assert not callable(cohorts)
     kind: Literal["poisson", "uniform"] = "poisson" if cohorts == "poisson" else "uniform"
@@ -97,7 +97,7 @@ def ledger(
 
 
 def least_noise(epsilon: float, delta: float, sampling: Sampling, rounds: int) -> float:
-    """The least noise with which so many rounds cost at most epsilon."""
+    """The least noise for which these rounds cost at most epsilon."""
     dp = _accounting()
     most, least = (
         Ledger(Gaussian(clip=1.0, noise=noise, delta=delta), sampling).epsilon(rounds)
@@ -108,7 +108,7 @@ def least_noise(epsilon: float, delta: float, sampling: Sampling, rounds: int) -
     check(
         least <= epsilon,
         f"Even with a noise of {MOST:g} times clip, {rounds} rounds cost more than epsilon = "
-        f"{epsilon:g} at delta = {delta:g}. Allow more, or run fewer rounds.",
+        f"{epsilon:g} at delta = {delta:g}. Raise epsilon, or run fewer rounds.",
     )
     found = dp.calibrate_dp_mechanism(
         sampling.accountant,
@@ -137,17 +137,17 @@ def _check_possible(
     )
     check(
         run.weighting == "uniform",
-        "privacy needs weighting=uniform: weighted by its examples, one client could outweigh all "
+        "privacy needs weighting=uniform: weighted by examples, one client could outweigh all "
         f"others; got weighting={run.weighting}.",
     )
     check(
         not callable(cohorts),
-        "privacy needs cohorts 'uniform' or 'poisson', which its accounting knows.",
+        "privacy needs cohorts 'uniform' or 'poisson'; accounting supports no others.",
     )
 
 
 def _without_orders(record: logging.LogRecord) -> bool:
-    """Not of interest: orders of the divergence that do not converge, of many that do."""
+    """Drop messages about orders of the divergence that do not converge; enough others do."""
     return "Excluding this order" not in str(record.msg)
 
 

@@ -1,4 +1,4 @@
-"""What is recorded of a round."""
+"""The record of a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Record(NamedTuple):
-    """One round as it happened; its metrics are those of the models after t rounds.
+    """One round; its metrics are those of the models after t rounds.
 
     Examples:
         >>> import torch, wima
@@ -24,16 +24,16 @@ class Record(NamedTuple):
         (2, [0, 1], 0.5, ['accuracy', 'loss'])
     """
 
-    t: int  # rounds done
+    t: int  # completed rounds
     cohort: list[int]
     lr: float
     metrics: dict[str, Metrics]  # name of the model -> metric -> value; empty if not evaluated
     seconds: float
     dropped: tuple[int, ...] = ()  # clients of the cohort that never answered
-    excluded: tuple[int, ...] = ()  # clients that sent what is not finite, see `Faults`
-    windows: Mapping[str, int] = NOTHING  # models in averages whose window varies
+    excluded: tuple[int, ...] = ()  # clients whose updates were not finite, see `Faults`
+    windows: Mapping[str, int] = NOTHING  # number of models in averages whose window varies
     privacy: Mapping[str, float] = NOTHING  # epsilon so far, and the next clip
-    bytes: Mapping[str, int] = NOTHING  # sent down to the clients of the round, and up by them
+    bytes: Mapping[str, int] = NOTHING  # sent to and by the clients of the round
     clients: Mapping[str, Any] = NOTHING  # model -> its metric over clients, see `summary`
     calibration: Mapping[str, Any] = NOTHING  # model -> bins of confidence, see `reliability`
     finetuned: Mapping[str, Any] = NOTHING  # model -> clients before and after fine-tuning

@@ -27,7 +27,7 @@ class Schedule(Protocol):
     """
 
     def factor(self, t: int, rounds: int) -> float:
-        """What lr is multiplied by in round t."""
+        """The factor of lr in round t."""
         ...
 
 
@@ -66,7 +66,7 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """Half a cosine wave from 1 in the first round down to `final` after the last.
+    """Half a cosine wave, from 1 in the first round down to `final` after the last.
 
     Examples:
         >>> import wima
@@ -85,10 +85,11 @@ class Cosine:
 
 @dataclass(frozen=True, kw_only=True)
 class Cyclic:
-    """SWA's cycles: constant until `start`, then falling to `low` again and again.
+    """SWA's cycles: constant until `start`, then falling to `low` in every cycle.
 
-    phase "fedsam" counts cycles from round 0, as the code of Caldarola et al. (2022) does;
-    "izmailov" from `start`, as Izmailov et al. (2018) do.  A cycle of 1 keeps the rate constant.
+    phase "fedsam" counts cycles from round 0, as in the code of Caldarola et al. (2022);
+    "izmailov" counts from `start`, as in Izmailov et al. (2018).  A cycle of 1 keeps the rate
+    constant.
 
     Examples:
         >>> import wima
@@ -97,7 +98,7 @@ class Cyclic:
         [1.0, 1.0, 0.75, 0.5, 0.75, 0.5]
     """
 
-    start: float = 0.75  # a round, or a share of all rounds if below 1
+    start: float = 0.75  # a round, or a share of all rounds if less than 1
     cycle: int = 10
     low: float = 0.01
     phase: Phase = "fedsam"

@@ -29,11 +29,11 @@ from wima.storage.segments import Storage
 from wima.task.evaluation import Detail
 from wima.task.task import data_checksum
 
-PATIENCE = 3  # rounds in a row without a usable update, which end the run
+PATIENCE = 3  # consecutive rounds without a usable update that end the run
 
 
 class Simulation:
-    """An iterator of records, with the models of the moment: `w`, and `vectors()` by name.
+    """An iterator of records that holds the current models: `w`, and `vectors()` by name.
 
     Examples:
         >>> import torch, wima
@@ -59,11 +59,11 @@ class Simulation:
         finetune: FineTune | None = None,
     ) -> None:
         self.setup, self.options, self.rounds, self.t = setup, options, options.rounds, 0
-        self.between_rounds = True  # all state is that after t rounds
+        self.between_rounds = True  # whether all state is that after t rounds
         self.ledger, self._finetune = spent, finetune
         self._closed, self._schedule, self._cohorts = False, schedule, cohorts
         self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
-        self._unusable = 0  # rounds in a row of which no update could be used
+        self._unusable = 0  # consecutive rounds without a usable update
         self.store = storage.store
         self.state: RoundState = first_state(setup, store=self.store, budget=storage.client_bytes)
         self._largest_norm = options.diverged * max(1.0, _norm(self.state.w))
@@ -73,7 +73,7 @@ class Simulation:
         self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.trained)
         models = len(self.watch.averagers)
         self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
-        self.why = self._engine.why  # the reason for which `auto` chose it; empty if it did not
+        self.why = self._engine.why  # the reason why `auto` chose it; empty without `auto`
 
     @property
     def engine(self) -> str:
@@ -82,11 +82,11 @@ class Simulation:
 
     @property
     def helps(self) -> bool:
-        """Whether this process only works for the one that runs the rounds."""
+        """Whether this process only works for another that runs the rounds."""
         return self._engine.helps
 
     def facts(self) -> dict[str, str | float]:
-        """What a record of the run should say of it besides its settings."""
+        """Facts about the run, besides its settings, to be recorded."""
         noise = self.setup.privacy.noise if self.setup.privacy else None
         return {
             "engine": self.engine,
@@ -102,7 +102,7 @@ class Simulation:
 
     @property
     def w(self) -> Vector:
-        """The global model that clients train from next."""
+        """The global model from which clients train next."""
         return self.state.w
 
     def vectors(self) -> dict[str, Vector]:
@@ -144,7 +144,7 @@ class Simulation:
         return Record(self.t, cohort, lr, found.metrics, seconds, *facts, sent, *found[1:])
 
     def _examined(self, t: int) -> Examined:
-        """What the models after t rounds score."""
+        """The scores of the models after t rounds."""
         if self._finetune and t == self.rounds:
             about = (self._engine, self.setup.task, self.vectors())
             return self._scored(t)._replace(finetuned=finetuned(*about, self._finetune, t))
@@ -166,14 +166,14 @@ class Simulation:
         return self.options.lr * self._schedule.factor(t, self.rounds)
 
     def _state_after(self, t: int, cohort: list[int], lr: float) -> RoundState:
-        """Run the round; a round without clients keeps the model."""
+        """Run the round; without clients, the model stays the same."""
         if not cohort and self.ledger is None:
             return self.state._replace(excluded=(), fresh=None)
         state = self._engine.round(self.state, t, cohort, lr)
         unusable = bool(cohort) and len(state.excluded) == len(cohort)
         self._unusable = self._unusable + 1 if unusable else 0
         if self._unusable == PATIENCE:
-            raise RunError(f"No client sent a usable update in {PATIENCE} rounds in a row.")
+            raise RunError(f"No client sent a usable update in {PATIENCE} consecutive rounds.")
         norm = _norm(state.w)
         if not norm <= self._largest_norm:
             raise Diverged(
@@ -183,22 +183,22 @@ class Simulation:
         return state
 
     def _begin(self, t: int) -> None:
-        """Let workers that have nothing left to evaluate start on the next round."""
+        """Let workers that have finished evaluating start on the next round."""
         cohort: list[int] = []
         if t < self.rounds and self._engine.runs_ahead:
-            with suppress(Exception):  # of a user's cohorts: the round itself will report it
+            with suppress(Exception):  # from a user's cohorts: the round itself will report it
                 cohort = self.setup.faults.survivors(self.setup.seed, t, self._cohort(t))
         if cohort:
             self._engine.begin(self.state, t, cohort, self._lr(t))
 
     def _cohort(self, t: int) -> list[int]:
-        """The clients of round t, drawn once: a user's function may not repeat itself."""
+        """The clients of round t, drawn once: a user's function may be random."""
         if t not in self._drawn:
             self._drawn = {t: list(self._cohorts(self.setup.seed, t))}
         return self._drawn[t]
 
     def _served(self) -> Vector:
-        """The model that is evaluated and averaged; for most algorithms w itself."""
+        """The model to evaluate and average; for most algorithms w itself."""
         w, trained = self.state.w, self.setup.trained
         with located(self.t, "served"), untouched(w, self.state.server):
             served = self.setup.algorithm.served(w[:trained], self.state.server)
@@ -211,7 +211,7 @@ class Simulation:
         return joined
 
     def close(self) -> None:
-        """End the engine's workers; what was computed stays readable."""
+        """Stop the engine's workers; results remain readable."""
         self._closed = True
         self._engine.close()
 
@@ -223,5 +223,5 @@ class Simulation:
 
 
 def _norm(w: Vector) -> float:
-    """The norm of a model; 0 where tensors have no numbers."""
+    """The norm of a model; 0 if tensors have no data."""
     return 0.0 if w.is_meta else float(w.norm())

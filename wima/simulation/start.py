@@ -1,4 +1,4 @@
-"""Set a run up: check what it is given, and fill in the defaults."""
+"""Set up a run: check its arguments and fill in defaults."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def simulate(
     make: MakeEngine | None = None,
     **options: Any,
 ) -> Simulation:
-    """Set a run up and return the iterator that runs it.
+    """Set up a run and return the iterator that runs it.
 
     options: rounds, clients_per_round, lr and others, see `RunOptions`; batch_size, epochs and
-    others of local SGD, see `LocalSGD`.
+    other options of local SGD, see `LocalSGD`.
     schedule: how lr changes over the rounds; see `wima.simulation.schedules`.
     cohorts: "uniform" (the default), "poisson", or a function (seed, t) -> the clients of round t.
     faults: clients that drop out, straggle or return nonsense; see `Faults`.
     privacy: clip the clients' updates and add noise to their sum; see `Gaussian`.
-    finetune: let clients fine-tune the final models on their own; see `FineTune`.
+    finetune: let each client fine-tune the final models; see `FineTune`.
     make: a function that makes the engine.
 
-    With engine "distributed", all ranks call this; the iterators of ranks 1, 2, ... solve what rank
-    0 sends them and give no records.
+    With engine "distributed", all ranks call this function; the iterators of ranks 1, 2, ... solve
+    the problems that rank 0 sends and yield no records.
 
     Examples:
         >>> import torch, wima
@@ -81,12 +81,12 @@ def simulate(
     cohorts = cohorts or "uniform"
     check(
         not (make and privacy),
-        "privacy is for the simulator. On Flower, wrap a strategy in one of Flower's own for "
-        "differential privacy, and that in `averaged`.",
+        "privacy works only in the simulator. On Flower, wrap the strategy in one of Flower's "
+        "strategies for differential privacy, and that in `averaged`.",
     )
     check(
         not (make and finetune),
-        "finetune is for the simulator: on Flower, training examples stay with their nodes.",
+        "finetune works only in the simulator: on Flower, training examples stay on their nodes.",
     )
     task = prepared(task, run, finetune)
     spent = ledger(privacy, task, algorithm, run, cohorts) if privacy else None
