@@ -1,6 +1,6 @@
 """How far a model's confidence is from its accuracy.
 
-Guo et al. 2017: predictions are sorted into bins of equal width by their confidence, the largest
+Guo et al. 2017: predictions are sorted into bins of equal width by confidence, which is the largest
 probability.  The expected calibration error is the mean over predictions of
 |accuracy - mean confidence| of their bin.
 """
@@ -16,13 +16,13 @@ from torch import Tensor
 from wima.core.errors import check
 
 BINS = 15
-Bins: TypeAlias = list[tuple[int, float, float]]  # predictions, sum of confidences, right ones
+Bins: TypeAlias = list[tuple[int, float, float]]  # predictions, sum of confidences, correct ones
 
 
 def flat(metric: Any, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """A row of class scores per prediction, and its label.
 
-    A metric that leaves predictions out, such as padding, has a method `flat` that does so here.
+    A metric that skips some predictions, such as padding, has a method `flat` that does this.
     """
     output, y = metric.flat(output, y) if hasattr(metric, "flat") else (output, y)
     check(
@@ -34,7 +34,7 @@ def flat(metric: Any, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bins_of(output: Tensor, y: Tensor) -> Bins:
-    """Sums over the predictions of each bin."""
+    """The sums over the predictions in each bin."""
     confidence, label = torch.softmax(output.double(), dim=1).max(dim=1)
     place = (confidence * BINS).ceil().sub(1).nan_to_num(0).clamp(0, BINS - 1).long()
     right = (label == y).double()
@@ -57,5 +57,5 @@ def calibration_error(bins: Bins) -> float:
 
 
 def reliability(bins: Bins) -> list[list[float | None]]:
-    """Of each bin: predictions, mean confidence and accuracy, if it has any."""
+    """For each bin: the number of predictions, mean confidence and accuracy (None if empty)."""
     return [[n, c / n, r / n] if n else [0, None, None] for n, c, r in bins]

@@ -12,7 +12,7 @@ from wima.core.randomness import torch_seed
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name: cpu, cuda, cuda:1, mps; it must be there."""
+    """The device of that name, such as cpu, cuda, cuda:1 or mps; raises if it is unavailable."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -20,16 +20,16 @@ def find_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UsageError(
             f"device {name!r} cannot be used with torch {torch.__version__} here ({reason}); "
-            "use device 'cpu', or install a torch that knows it."
+            "use device 'cpu', or install a torch that supports it."
         ) from None
     return device
 
 
 @contextmanager
 def seeded(device: torch.device, stream: str, *address: int) -> Iterator[None]:
-    """Random layers draw at this address, and leave torch's generators as they were.
+    """Random layers draw at this address; torch's generators are restored afterwards.
 
-    `torch.manual_seed` seeds CUDA too, in vain where there is none: 267 us instead of 4.
+    `torch.manual_seed` also seeds CUDA, even if there is none: 267 us instead of 4.
     """
     seed, generators = torch_seed(stream, *address), [torch.default_generator]
     if device.type == "cuda":

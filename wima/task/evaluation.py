@@ -21,9 +21,9 @@ Total: TypeAlias = tuple[float, int]  # sum and count of a measure
 
 
 class Detail(NamedTuple):
-    """What is asked for besides metrics."""
+    """What to compute besides metrics."""
 
-    clients: bool = False  # the leading metric on each client's own examples
+    clients: bool = False  # the first metric on each client's own examples
     calibration: bool = False
 
 
@@ -31,26 +31,26 @@ NO_DETAIL = Detail()
 
 
 class Scores(NamedTuple):
-    """What a model scores on a batch; JSON makes lists of it."""
+    """A model's scores on a batch; JSON turns them into lists."""
 
     totals: list[Total]  # of each measure
-    clients: list[tuple[int, float, int]]  # client, sum and count of the leading metric
+    clients: list[tuple[int, float, int]]  # client, sum and count of the first metric
     bins: Bins
 
 
 class Found(NamedTuple):
-    """What a model scores on all examples."""
+    """A model's scores on all examples."""
 
     metrics: Metrics
-    clients: dict[int, float]  # the leading metric of each client
+    clients: dict[int, float]  # the first metric of each client
     bins: Bins
 
 
 class Evaluation:
-    """A function of a vector.  Sums are taken piece by piece, in whichever process.
+    """A function of a vector.  Sums are computed piece by piece, in any process.
 
-    owners: the client of each example, -1 for none.  Metrics are over the first `pooled` examples,
-    by default all; those behind them are only for the metrics of their clients.
+    owners: the client of each example, -1 for none.  Metrics are computed over the first `pooled`
+    examples, by default all; the remaining ones count only for the metrics of their clients.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Evaluation:
         return self.combine([self.piece(k, [w]) for k in pieces])[0].metrics
 
     def without_examples(self) -> Evaluation:
-        """A copy to send to other processes, which get the examples separately."""
+        """A copy for other processes, which get the examples separately."""
         return self._with(self.x[:0], self.y[:0], self.owners)
 
     def of_clients(self, clients: Array) -> Evaluation:
-        """A copy that knows no other clients than these."""
+        """A copy restricted to these clients."""
         assert self.owners is not None
         owners = np.where(np.isin(self.owners, clients), self.owners, -1)
         kept = np.flatnonzero((owners >= 0) | (np.arange(len(owners)) < self.pooled))
@@ -93,16 +93,16 @@ class Evaluation:
 
     @property
     def clients(self) -> Array:
-        """The clients that have examples of their own."""
+        """The clients that have test examples."""
         return np.unique([] if self.owners is None else self.owners[self.owners >= 0])
 
     @property
     def leading(self) -> str:
-        """The metric by which clients are compared: the first."""
+        """The metric by which clients are compared: the first one."""
         return next(iter(self.measures))
 
     def pieces(self, detail: Detail = NO_DETAIL) -> int:
-        """How many batches the examples make that are asked for."""
+        """The number of batches of the requested examples."""
         behind = len(self.x) - self.pooled if detail.clients else 0
         return self._batches(self.pooled) + self._batches(behind)
 
@@ -110,14 +110,14 @@ class Evaluation:
         return -(-examples // self.batch_size)
 
     def _place(self, k: int) -> slice:
-        """The examples of the k-th batch: none has pooled ones and others."""
+        """The examples of the k-th batch; no batch mixes pooled examples with others."""
         first = self._batches(self.pooled)
         start, end = (0, self.pooled) if k < first else (self.pooled, len(self.x))
         start += self.batch_size * (k if k < first else k - first)
         return slice(start, min(end, start + self.batch_size))
 
     def piece(self, k: int, models: Sequence[Vector], detail: Detail = NO_DETAIL) -> list[Scores]:
-        """What each model scores on the k-th batch."""
+        """Each model's scores on the k-th batch."""
         place = self._place(k)
         x, y = self._examples(place)
         owners = self.owners[place] if detail.clients and self.owners is not None else None
@@ -132,7 +132,7 @@ class Evaluation:
         return scores
 
     def of_client(self, client: int, w: Vector) -> Total:
-        """Sum and count of the leading metric on a client's own examples."""
+        """Sum and count of the first metric on a client's own examples."""
         assert self.owners is not None
         own, totals = np.flatnonzero(self.owners == client), []
         for rows in np.array_split(own, self._batches(len(own))):
@@ -152,7 +152,7 @@ class Evaluation:
         return self.workspace.module(x)  # type: ignore[no-any-return]
 
     def _by_client(self, output: Tensor, y: Tensor, owners: Array) -> list[tuple[int, float, int]]:
-        """The leading metric of each run of examples of one client."""
+        """The first metric of each block of consecutive examples of one client."""
         starts = [0, *(np.flatnonzero(owners[1:] != owners[:-1]) + 1).tolist(), len(owners)]
         measure = self.measures[self.leading]
         return [
@@ -162,7 +162,7 @@ class Evaluation:
         ]
 
     def combine(self, pieces: Sequence[Sequence[Scores]]) -> list[Found]:
-        """What each model scores on all pieces together."""
+        """Each model's scores on all pieces together."""
         models = zip(*pieces, strict=True)
         return [self._found([Scores(*scores) for scores in model]) for model in models]
 

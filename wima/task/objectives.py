@@ -1,6 +1,6 @@
-"""Losses and metrics by the kind of data: of images with a class, and of rows of characters.
+"""Losses and metrics by kind of data: images with a class, and rows of characters.
 
-A metric returns its mean over the batch, or (sum, count) where examples count differently.
+A metric returns its mean over the batch, or (sum, count) if examples have different weights.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 
 PAD = 0
-CLEAN = ((0, 1, 2), (0, 1, 2, 89))  # PAD, BOS and EOS do not count; nor may OOV be predicted
-FEDJAX = ((0, 88), (0, 87, 88, 89))  # FedJAX's model file takes other ids for special than its data
+CLEAN = ((0, 1, 2), (0, 1, 2, 89))  # PAD, BOS and EOS do not count; OOV is never predicted
+FEDJAX = ((0, 88), (0, 87, 88, 89))  # FedJAX's model file uses other special ids than its data
 
 
 class Objective(NamedTuple):
@@ -30,18 +30,18 @@ class Objective(NamedTuple):
 
 
 def accuracy(output: Tensor, y: Tensor) -> Tensor:
-    """The share of examples whose largest output is their label's."""
+    """The share of examples whose largest output is that of their label."""
     return (output.argmax(dim=1) == y).double().mean()
 
 
 def sequence_loss(output: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of the next characters: summed over a row without padding, over its length."""
+    """Cross-entropy of the next characters: summed over a row's non-padding, over its length."""
     losses = F.cross_entropy(output.flatten(0, 1), y.flatten(), reduction="none", ignore_index=PAD)
     return losses.sum() / y.numel()
 
 
 class CharacterAccuracy:
-    """The share of characters that are predicted right; targets in `skip` do not count."""
+    """The share of characters predicted correctly; targets in `skip` do not count."""
 
     def __init__(self, skip: tuple[int, ...], never: tuple[int, ...]) -> None:
         self._skip, self._never = list(skip), list(never)

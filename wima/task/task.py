@@ -29,10 +29,11 @@ from wima.task.workspace import Workspace
 
 
 class Task(NamedTuple):
-    """What simulation needs to know of data and model.
+    """What a simulation needs to know about data and model.
 
-    gradient(w, batch): of the mean loss, for the trained part of w (its first `trained` entries;
-    all of it by default).  The rest (BatchNorm statistics) moves in place, as training moves it.
+    gradient(w, batch): the gradient of the mean loss with respect to the trained part of w (its
+    first `trained` entries; by default all).  The rest (BatchNorm statistics) is updated in place,
+    as in training.
 
     Examples:
         >>> import torch, wima
@@ -53,12 +54,12 @@ class Task(NamedTuple):
     gradient: Callable[[Vector, Batch], Vector]
     evaluate: Callable[[Vector], Metrics]
     trained: int | None = None
-    layout: Layout | None = None  # where layers lie in w, for averages of a part
+    layout: Layout | None = None  # where layers are in w, for averages of a part
     workspace: Workspace | None = None  # the fast path: see `Workspace`
 
 
 class _Copies:
-    """Makes copies of a given module, as a factory makes new ones."""
+    """A factory that makes copies of a given module."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = copy.deepcopy(module)
@@ -83,14 +84,14 @@ def make_task(
 ) -> Task:
     """A task from a torch module, federated training data and test examples (x, y).
 
-    A function that makes the model (`lambda: MLP(64)`, or its class) gives new initial weights for
-    each seed; a module itself starts every run from its own weights.  `loss` and `metrics` take
-    (output, y) and return the mean over the batch; the only metric by default is `accuracy`.
-    `transform` turns stored examples into what the model takes.  `device`: where the model and all
-    vectors live; examples stay in memory and follow batch by batch.
+    If `model` is a function that makes the model (`lambda: MLP(64)`, or its class), each seed has
+    its own initial weights; if it is a module, every run starts from its weights.  `loss` and
+    `metrics` take (output, y) and return the mean over the batch; by default, the only metric is
+    `accuracy`.  `transform` turns stored examples into model inputs.  `device`: where the model and
+    all vectors are stored; examples stay in main memory and are moved batch by batch.
 
-    To evaluate models for each client: `test_clients` is the client of each test example, -1 for
-    none; or `client_test` is the share of each client's training examples to hold out instead.
+    To evaluate models for each client, give `test_clients`, the client of each test example, -1 for
+    none; or `client_test`, the share of each client's training examples to hold out instead.
 
     Examples:
         >>> import torch, wima
@@ -103,12 +104,12 @@ def make_task(
     """
     check(
         callable(model),
-        f"model must be a torch.nn.Module, or a function that makes one, got {model!r:.80}.",
+        f"model must be a torch.nn.Module or a function that makes one, got {model!r:.80}.",
     )
     factory = _Copies(model) if isinstance(model, nn.Module) else model
     workspace = Workspace(factory, loss, transform, device)
     x, y = (part if isinstance(part, Tensor) else as_tensor(part) for part in test)
-    check(len(x) == len(y), f"Test x and y must have one length, got {len(x)} and {len(y)}.")
+    check(len(x) == len(y), f"Test x and y must have equal length, got {len(x)} and {len(y)}.")
     check(len(x) > 0, "There are no test examples.")
     measures = {"accuracy": accuracy} if metrics is None else metrics
     owners = None if test_clients is None else _checked_owners(test_clients, data, len(x))
@@ -132,7 +133,7 @@ def _checked_owners(given: Any, data: FederatedData, count: int) -> Array:
     owners = as_array(given, "test_clients")
     check(
         owners.shape == (count,) and owners.dtype.kind in "iu",
-        "test_clients must be the number of a client for each test example, or -1; expected "
+        "test_clients must hold the number of a client, or -1, for each test example; expected "
         f"{count} integers, got {owners.dtype} of shape {owners.shape}.",
     )
     check(
@@ -144,7 +145,7 @@ def _checked_owners(given: Any, data: FederatedData, count: int) -> Array:
 
 
 def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) -> None:
-    """Run one example through the model, to report a misfit before the run starts."""
+    """Run one example through the model, so that a mismatch is reported before the run starts."""
     x, y = (torch.from_numpy(array[:1].copy()) for array in (data.x, data.y))
     workspace.module.eval()
     with torch.no_grad():
@@ -167,17 +168,17 @@ def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) 
         check(
             low >= 0 and high < outputs,
             f"The model has {outputs} outputs, so labels must be in 0 ... {outputs - 1}, but the "
-            f"{kind} labels run from {low} to {high}.",
+            f"{kind} labels range from {low} to {high}.",
         )
 
 
-SAMPLE = 2**26  # bytes of an array that are looked at
+SAMPLE = 2**26  # bytes of an array that are read
 
 
 def data_checksum(task: Task) -> str:
-    """Tells other examples, clients or test examples apart.
+    """A checksum of the examples, clients and test examples.
 
-    Of arrays over 64 MB only evenly spaced rows count, so a change of a few rows there may not.
+    Of arrays over 64 MB, only evenly spaced rows are read, so a change of a few rows may be missed.
     """
     data, total = task.data, hashlib.sha256()
     arrays = [data.x, data.y, data.offsets]

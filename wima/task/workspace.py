@@ -1,4 +1,4 @@
-"""The place where gradients are computed: a module bound to flat buffers."""
+"""Where gradients are computed: a module bound to flat buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wima.task.objectives import Loss
 class Workspace:
     """A module bound to flat buffers, in which gradients are computed without copies.
 
-    Write the model to `w`, call `gradient(batch)`, read `g`: both are overwritten by the next use.
+    Write the model to `w`, call `gradient(batch)`, read `g`; the next use overwrites both.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Workspace:
         self.random = any(_is_random(layer) for layer in self.module.modules())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A worker builds its own module: only how to make it travels, not the numbers.
+        # A worker builds its own module: only the recipe is sent, not the weights.
         return Workspace, (self._factory, self.loss, self.transform, str(self.device))
 
     def module_at(self, w: Vector) -> nn.Module:
-        """A module with these weights and memory of its own, in evaluation mode."""
-        with seeded(torch.device("cpu"), "init"):  # leaves torch's generator as it was
+        """A new module with these weights, in evaluation mode."""
+        with seeded(torch.device("cpu"), "init"):  # restores torch's generator
             module = self._factory().to(self.device)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
@@ -54,8 +54,8 @@ class Workspace:
         return module.eval()
 
     def gradient(self, batch: Batch) -> Vector:
-        """The gradient of the mean loss at `self.w`, in `self.g`; statistics in `self.w` move."""
-        # Copying what autograd made costs less than zeroing `g` and letting autograd add to it.
+        """The gradient of the mean loss at `self.w`, in `self.g`; updates the statistics in w."""
+        # Copying autograd's results costs less than zeroing `g` and letting autograd add to it.
         torch._foreach_copy_(self._views, self._gradients(batch))
         return self.g
 
@@ -75,7 +75,7 @@ class Workspace:
         if not self.module.training:
             self.module.train()
         with self._seeded(batch.address):
-            counters = [c.clone() for c in self._counters]  # must not carry over to others
+            counters = [c.clone() for c in self._counters]  # must not affect other clients
             x = self.transform.train(batch.x, batch.address) if self.transform else batch.x
             loss = self.loss(self.module(x.to(self.device)), batch.y.to(self.device))
             gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
@@ -86,7 +86,7 @@ class Workspace:
 
     @contextmanager
     def _seeded(self, address: tuple[int, ...]) -> Iterator[None]:
-        """Random layers draw at the batch's address, and leave torch's generator as it was."""
+        """Random layers draw at the batch's address; torch's generator is restored afterwards."""
         if not self.random:
             yield
             return
@@ -94,7 +94,7 @@ class Workspace:
             yield
 
     def gradient_at(self, w: Vector, batch: Batch) -> Vector:
-        """`Task.gradient`: as above at any w, in memory of its own."""
+        """`Task.gradient`: like `gradient`, at any w, returned as a new vector."""
         self.w.copy_(w)
         g = self.gradient(batch).clone()
         trained = self.flat.layout.trained
@@ -103,7 +103,7 @@ class Workspace:
 
 
 def _is_random(layer: nn.Module) -> bool:
-    """Whether a forward pass in training draws random numbers; unknown layers are taken to."""
+    """Whether a forward pass in training draws random numbers; assumed for unknown layers."""
     if isinstance(layer, nn.modules.dropout._DropoutNd):
         return layer.p > 0
     if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
