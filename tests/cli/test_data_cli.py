@@ -143,7 +143,7 @@ def test_import_checks_the_publishers_checksum(cli, tmp_path):
     path = tmp_path / "cifar-10-binary.tar.gz"
     path.write_bytes(b"some other archive")
     code, _, errors = cli("import", "cifar10", path)
-    assert code == 2 and f"{path}: checksum or size differ from the published file" in errors
+    assert code == 2 and f"{path}: checksum or size differs from the published file" in errors
 
 
 def test_a_failed_import_leaves_what_was_there(cli, source, cache):
@@ -203,7 +203,7 @@ def test_fetch_downloads_checks_and_prepares(cli, publisher, cache):
 @pytest.mark.parametrize(
     ("cause", "message"),
     [
-        (lambda server, name: server.files.update({name: b"other"}), "is not what was published"),
+        (lambda server, name: server.files.update({name: b"other"}), "is not the published file"),
         (lambda server, name: server.cut.add(name), "cannot be downloaded"),
         (lambda server, name: server.files.pop(name), "404"),
     ],
@@ -237,7 +237,7 @@ def test_without_a_network_fetch_says_where_to_put_the_files(cli, publisher, sou
     publisher.server_close()
     code, _, errors = cli("fetch", "femnist")
     folder = cache / "raw" / "femnist"
-    assert code == 2 and f"put it into {folder}" in errors and everything(cache) == []
+    assert code == 2 and f"copy it to {folder}" in errors and everything(cache) == []
     for name in FEMNIST_FILES:
         (folder / name).write_bytes((source / name).read_bytes())
     assert cli("fetch", "femnist")[0] == 0

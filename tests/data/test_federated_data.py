@@ -52,7 +52,7 @@ def test_a_million_clients_cost_two_arrays_and_their_borders():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y": Y[:5]}, r"one row per example each, got shapes \(6, 2\) and \(5,\)"),
+        ({"y": Y[:5]}, r"each have one row per example, got shapes \(6, 2\) and \(5,\)"),
         ({"x": np.array([{}] * 6)}, "x must be an array of numbers, got Python objects"),
         ({"x": [[1.0], [1.0, 2.0]]}, "x must be a plain array"),
         ({"offsets": [1, 3, 4, 6]}, "offsets must start at 0, got 1"),
@@ -199,7 +199,7 @@ def test_a_damaged_folder_names_the_file(tmp_path, file, damage):
 def test_files_that_do_not_fit_together_name_the_folder(tmp_path):
     three_clients().save(tmp_path / "set")
     np.save(tmp_path / "set" / "y.npy", Y[:4])
-    with pytest.raises(UsageError, match=r"set is damaged: x and y must have one row"):
+    with pytest.raises(UsageError, match=r"set is damaged: x and y must each have one row"):
         FederatedData.open(tmp_path / "set")
     (tmp_path / "set" / "meta.json").write_text("[]")
     with pytest.raises(UsageError, match=r"meta.json must hold 'names' and 'classes', got \[\]"):
@@ -284,7 +284,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path, changes, message)
 
 
 def test_what_is_no_npz_file_is_refused_by_name(tmp_path):
-    with pytest.raises(UsageError, match=r"none\.npz: there is no such file"):
+    with pytest.raises(UsageError, match=r"none\.npz: no such file"):
         load_npz(tmp_path / "none.npz")
     path = tmp_path / "mine.npz"
     for content in (b"", b"hello", write(path).read_bytes()[:-40]):
@@ -311,7 +311,7 @@ def test_a_data_set_is_loaded_by_name_or_by_file(tmp_path):
     assert np.array_equal(by_name.train.x, digits(30, 0.5, 2).train.x)
     path = write(tmp_path / "mine.npz")
     assert load(str(path), seed=2).train.num_clients == 2
-    with pytest.raises(UsageError, match="clients of its own"):
+    with pytest.raises(UsageError, match="defines its own clients"):
         load(str(path), alpha=0.5)
 
 

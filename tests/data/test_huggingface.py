@@ -102,11 +102,11 @@ def test_a_missing_column_is_named_beside_those_there_are(column):
 
 @needs_datasets
 def test_examples_of_unequal_shapes_are_refused():
-    with pytest.raises(UsageError, match="column 'input' must all have one shape"):
+    with pytest.raises(UsageError, match="column 'input' must have the same shape"):
         from_hugging_face(dataset(input=[[1], [2, 3], [4], [5]]), **COLUMNS)
     _, images = pictures("RGB", sizes=[(6, 5), (6, 5), (5, 6), (6, 5)])
     given = dataset({"input": datasets.Image()}, input=images)
-    with pytest.raises(UsageError, match="column 'input' must all have one shape"):
+    with pytest.raises(UsageError, match="column 'input' must have the same shape"):
         from_hugging_face(given, **COLUMNS)
 
 

@@ -179,7 +179,7 @@ def test_a_bad_split_is_refused_by_name(landmarks, file, content, message):
 
 def test_a_split_that_is_not_there_is_refused(landmarks):
     (landmarks / "split/test.csv").unlink()
-    with pytest.raises(UsageError, match=r"split: no file test.csv in it"):
+    with pytest.raises(UsageError, match=r"split: has no file test.csv"):
         loaded(landmarks)
     (landmarks / "bad.zip").write_bytes(b"PK nothing")
     for name in ("bad.zip", "absent.zip"):
@@ -200,7 +200,7 @@ def test_the_size_must_be_a_number_of_pixels(landmarks, size):
 
 
 def test_landmarks_have_their_own_clients(landmarks):
-    with pytest.raises(UsageError, match="clients of its own"):
+    with pytest.raises(UsageError, match="defines its own clients"):
         load("landmarks", alpha=0.1)
     with pytest.raises(UsageError, match="Unknown option of data set landmarks 'sise'"):
         loaded(landmarks, sise=3)

@@ -102,7 +102,7 @@ def test_cifar10_is_read_from_the_publishers_archive(tmp_path):
     pool = read_cifar10(tmp_path)  # the folder that holds the archive
     assert (pool.y == 3).all() and len(pool.x) == 50_000 and len(pool.x_test) == 10_000
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(UsageError, match=rf"{path}: truncated, or no tar archive"):
+    with pytest.raises(UsageError, match=rf"{path}: truncated, or not a tar archive"):
         read_cifar10(path)
 
 
@@ -111,7 +111,7 @@ def test_an_archive_without_the_files_is_refused(tmp_path):
     with pytest.raises(UsageError, match=rf"{path}: no file data_batch_1.bin in this archive"):
         read_cifar10(path)
     path.write_text("<html>Not found</html>")
-    with pytest.raises(UsageError, match="no tar archive"):
+    with pytest.raises(UsageError, match="not a tar archive"):
         read_cifar10(path)
 
 
@@ -157,7 +157,7 @@ def test_pixels_that_are_no_255ths_are_kept_for_all_writers(tmp_path):
         (writer(3), zlib.compress(b"\xc1"), "the data of client w are damaged"),
         (writer(3), zlib.compress(msgpack.packb([1, 2])), "the data of client w are damaged"),
         (writer(3), zlib.compress(bytes(99))[:-4], "the data of client w are damaged"),
-        (writer(0), None, "client w should have 0 examples, got 0"),
+        (writer(0), None, "client w has 0 examples and num_examples 0"),
         ({"label": np.zeros(3, np.int32)}, None, "client w has no pixels"),
         ({"pixels": np.zeros((3, 28, 28), np.float32)}, None, "no label"),
         (writer(3, label=np.zeros(2, np.int32)), None, r"shape \(3, 28, 28\) and 2 labels"),
@@ -218,10 +218,10 @@ def test_a_published_json_split_says_who_holds_which_image(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("img_2_label_5.png", "'img_2_label_5.png' of user '1' does not fit"),  # its label is 4
-        ("img_6_label_5.png", "'img_6_label_5.png' of user '1' does not fit"),
-        (6, "6 of user '1' does not fit"),
-        (-1, "-1 of user '1' does not fit"),
+        ("img_2_label_5.png", "'img_2_label_5.png' of user '1' does not match"),  # its label is 4
+        ("img_6_label_5.png", "'img_6_label_5.png' of user '1' does not match"),
+        (6, "6 of user '1' does not match"),
+        (-1, "-1 of user '1' does not match"),
         ("2.png", "expected names like img_7_label_3.png, got '2.png'"),
         ("img_-1_label_9.png", "expected names like"),
         (None, "expected names like"),
@@ -237,8 +237,8 @@ def test_a_json_split_that_does_not_fit_is_refused(tmp_path, entry, message):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros(7, int), "clients for 7 examples, but the data set has 6"),
-        (np.zeros((6, 1), int), "clients for 6 examples"),
+        (np.zeros(7, int), r"6 clients, one per example, got shape \(7,\)"),
+        (np.zeros((6, 1), int), r"got shape \(6, 1\)"),
         (np.zeros(6), "must be integers, got float64"),
         (np.full(6, -1), "no example belongs to a client"),
     ],

@@ -19,7 +19,7 @@ Draws: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArr
 
 
 def crop_and_flip(x: Tensor, address: tuple[int, ...]) -> Tensor:
-    """Each image: padded, cropped at a random place to its old size, flipped half of the time."""
+    """Pad each image, crop it at a random place to its old size, flip it half of the time."""
     top, left, flip = draw(len(x), 2 * PAD + 1, address)
     return _gather(x, top, left, flip)
 
@@ -32,7 +32,7 @@ def crop_and_flip_alike(x: Tensor, address: tuple[int, ...]) -> Tensor:
 
 
 def draw(n: int, places: int, address: tuple[int, ...]) -> Draws:
-    """For each of n images: top and left of its crop, below `places`, and whether to flip it."""
+    """For each of n images: top and left of its crop, less than `places`; whether to flip it."""
     random = rng("augment", *address)
     top, left = random.integers(places, size=(2, n))
     return top, left, random.random(n) < 0.5
@@ -44,7 +44,7 @@ def _gather(
     left: npt.NDArray[np.int64],
     flip: npt.NDArray[np.bool_],
 ) -> Tensor:
-    """All images at once, by one index of their pixels in the padded batch."""
+    """Crop all images at once, with one index into the padded batch."""
     n, channels, height, width = x.shape
     rows = top[:, None] + np.arange(height)
     columns = left[:, None] + np.where(flip[:, None], np.arange(width)[::-1], np.arange(width))

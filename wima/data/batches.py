@@ -17,7 +17,7 @@ from wima.data.mapped import as_tensor, read_rows
 
 
 class Batch(NamedTuple):
-    """Examples, and the address of whatever is random about them (dropout, augmentation).
+    """Examples, and the address of their randomness (dropout, augmentation).
 
     Examples:
         >>> import torch, wima
@@ -38,7 +38,8 @@ def batches(
     x, y = tensors(data, client)
     plan = sgd.plan(len(x), rng("batches", seed, t, client))
     plan = plan[: shortened(len(plan), share)]
-    # Gathered once, and by torch: its memory is aligned alike in every process, so the bits are.
+    # Gathered once, and by torch: it aligns memory in the same way in every process, which keeps
+    # the bits equal.
     chosen = torch.from_numpy(np.concatenate(plan))
     sizes = [len(index) for index in plan]
     pairs = zip(torch.split(x[chosen], sizes), torch.split(y[chosen], sizes), strict=True)
@@ -49,7 +50,7 @@ def batches(
 def everything(
     data: FederatedData, client: int, seed: int, t: int, size: int = 512
 ) -> Iterator[Batch]:
-    """All of a client's examples once, in order, in pieces that fit in memory."""
+    """All of a client's examples once, in order, in pieces that fit into memory."""
     x, y = tensors(data, client)
     for k, start in enumerate(range(0, len(x), size)):
         piece = slice(start, start + size)

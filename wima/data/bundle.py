@@ -1,4 +1,4 @@
-"""Training and test data in one."""
+"""Training and test data together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Bundle(NamedTuple):
-    """A data set ready for training and test.
+    """A data set ready for training and testing.
 
     Examples:
         >>> from wima.data.sets.digits import digits
@@ -23,6 +23,6 @@ class Bundle(NamedTuple):
     x_test: Array
     y_test: Array
     classes: int
-    transform: Transform | None = None  # from stored examples to what the model takes
+    transform: Transform | None = None  # turns stored examples into model inputs
     kind: str = "classes"  # "characters": rows of character ids, targets one ahead
     test_clients: Array | None = None  # the client of each test example, -1 for none

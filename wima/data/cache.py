@@ -1,10 +1,10 @@
 """The data cache: publishers' files are read once and kept as arrays that are mapped from disk.
 
-    <cache>/raw/NAME/         what was downloaded
+    <cache>/raw/NAME/         the downloaded files
     <cache>/ready/NAME/       x.npy, y.npy, x_test.npy, y_test.npy, ... and meta.json
 
-The cache is `$WIMA_DATA`, or a folder of the user's own cache.  A folder under `ready` is complete:
-it is written under another name and renamed.
+The cache is `$WIMA_DATA`, or a folder in the user's own cache.  A folder under `ready` is complete:
+it is written under another name and then renamed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEEDED, OPTIONAL = {"x", "y", "x_test", "y_test"}, {"groups", "offsets", "test_c
 
 
 class Remote(NamedTuple):
-    """A file at its publisher."""
+    """A published file."""
 
     name: str
     url: str
@@ -46,14 +46,14 @@ class RawData(NamedTuple):
     x_test: Array
     y_test: Array
     classes: int
-    clients: Array | None = None  # the client of each training example, if the data set has its own
+    clients: Array | None = None  # the client of each training example, if the data set defines it
     groups: Array | None = None  # coarse labels of the training examples
     test_clients: Array | None = None  # the client of each test example
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A public data set: where its files are, how they are read, how models see it."""
+    """A public data set: where its files are, how to read them, how models see it."""
 
     name: str
     terms: str
@@ -61,13 +61,13 @@ class DataSet:
     read: Callable[[Path], RawData]  # a file or folder -> arrays
     transform: Callable[..., Transform]
     kind: str = "classes"  # or "characters"
-    expects: str = ""  # what `wima data import` takes
+    expects: str = ""  # what `wima data import` accepts
     labels: tuple[str, ...] = ()  # the names of its classes
-    clients: int | None = None  # how many it has when complete, if they are its own
+    clients: int | None = None  # how many the complete data set has, if it defines them
 
 
 def cache() -> Path:
-    """Where data are kept."""
+    """The folder of the data cache."""
     return Path(os.environ.get("WIMA_DATA") or pooch.os_cache("wima")).expanduser()
 
 
@@ -82,19 +82,17 @@ def raw(name: str) -> Path:
 
 
 def prepare(dataset: DataSet, source: Path) -> Path:
-    """Read the publisher's files and keep them as arrays, all of them or none."""
-    check(
-        source.exists(), f"{source}: there is no such file or folder; expected {dataset.expects}."
-    )
+    """Read the publisher's files and store them as arrays, all or none."""
+    check(source.exists(), f"{source}: no such file or folder; expected {dataset.expects}.")
     try:
         data = dataset.read(source)
         check_raw_data(data, source)
     except UsageError:
         raise
-    except Exception as error:  # readers raise whatever damaged bytes lead them to
+    except Exception as error:  # damaged bytes can raise anything in readers
         reason = f"{type(error).__name__}: {error!s:.200}"
         raise UsageError(
-            f"{source}: damaged, or not {dataset.expects}: {reason}; get it again."
+            f"{source}: damaged, or not {dataset.expects}: {reason}; download it again."
         ) from None
     final = ready(dataset.name)
     with written(final, folder=True, over=True, kind=UsageError) as draft:
@@ -103,7 +101,7 @@ def prepare(dataset: DataSet, source: Path) -> Path:
 
 
 def check_raw_data(data: RawData, source: Path) -> None:
-    """Raise, with the name of the file, unless a loader delivered examples with valid labels."""
+    """Raise, naming the file, unless the loader returned examples with valid labels."""
     parts = (("training", data.x, data.y), ("test", data.x_test, data.y_test))
     for kind, x, y in parts:
         where = f"{source}: {kind} data"
@@ -116,7 +114,7 @@ def check_raw_data(data: RawData, source: Path) -> None:
 
 
 def _write(data: RawData, folder: Path) -> None:
-    """Arrays sorted by client, with a checksum each."""
+    """Write the arrays sorted by client, with a checksum for each."""
     arrays = {"x": data.x, "y": data.y, "x_test": data.x_test, "y_test": data.y_test}
     if data.groups is not None:
         arrays["groups"] = data.groups
@@ -159,7 +157,7 @@ def open_ready(name: str) -> Ready:
 
 
 def damaged(name: str) -> list[str]:
-    """The files of a data set's cache that are not as they were written."""
+    """The files of a data set's cache that have changed since they were written."""
     folder = ready(name)
     found = []
     for key, expected in _meta(folder)["sha256"].items():

@@ -40,14 +40,14 @@ class _Bar:
 
 
 def fetch(name: str, files: tuple[Remote, ...], expects: str) -> Path:
-    """Download the files of a data set that are not there yet; the folder that holds them.
+    """Download the missing files of a data set; return their folder.
 
-    pooch renames a file when its checksum is right, so a file with its final name is complete.
+    pooch renames a file once its checksum is right, so a file with its final name is complete.
     """
     folder = raw(name)
     missing = [remote for remote in files if not is_intact(folder / remote.name, remote)]
     advice = (
-        f"Without a network: get {expects} elsewhere, then put it into {folder}, "
+        f"Without network access: download {expects} on another machine, then copy it to {folder} "
         f"or run `wima data import {name} PATH`."
     )
     for remote in missing:
@@ -56,7 +56,7 @@ def fetch(name: str, files: tuple[Remote, ...], expects: str) -> Path:
 
 
 def _download(remote: Remote, folder: Path, advice: str) -> None:
-    import pooch  # type: ignore[import-untyped]  # here: with requests it takes 0.2 s, in workers too
+    import pooch  # type: ignore[import-untyped]  # imported here: takes 0.2 s, in workers too
     import requests
 
     bar: Any = _Bar(remote.name)
@@ -71,13 +71,13 @@ def _download(remote: Remote, folder: Path, advice: str) -> None:
     except (requests.RequestException, OSError) as error:
         raise UsageError(f"{remote.url} cannot be downloaded: {error}\n{advice}") from None
     except ValueError as error:  # a wrong checksum
-        raise UsageError(f"{remote.url} is not what was published: {error}\n{advice}") from None
+        raise UsageError(f"{remote.url} is not the published file: {error}\n{advice}") from None
     finally:
         bar.close()
 
 
 def is_intact(path: Path, remote: Remote) -> bool:
-    """Whether the file is there, with the published size and checksum."""
+    """Whether the file exists, with the published size and checksum."""
     if not path.is_file():
         return False
     if remote.size is not None and path.stat().st_size != remote.size:

@@ -1,4 +1,4 @@
-"""A data set that is split among clients, in memory or mapped from disk."""
+"""A data set split among clients, in memory or mapped from disk."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MOST_CLASSES = 2**20  # in files; a model has a row of weights for each
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Examples stored client after client: client i holds rows offsets[i] to offsets[i + 1].
+    """Examples stored client after client: client i has rows offsets[i] to offsets[i + 1].
 
-    Two arrays and the borders between clients serve three clients or a million alike, and can be
-    mapped from disk.  `names` are the clients' names, if they have any.  With `classes`, labels
-    must lie in 0..classes-1; labels mapped from disk are trusted, so that they need not be read.
+    Two arrays and the offsets of clients work for three clients or a million, and can be mapped
+    from disk.  `names` are the clients' names, if they have any.  With `classes`, labels must be in
+    0..classes-1; labels mapped from disk are not checked, so that they need not be read.
 
     Examples:
         >>> import wima
@@ -51,7 +51,7 @@ class FederatedData:
             object.__setattr__(self, field, as_array(getattr(self, field), field))
         check(
             self.x.ndim > 0 and self.y.ndim > 0 and len(self.x) == len(self.y),
-            "x and y must have one row per example each, got shapes "
+            "x and y must each have one row per example, got shapes "
             f"{self.x.shape} and {self.y.shape}.",
         )
         _check_offsets(self.offsets, len(self.x))
@@ -81,26 +81,26 @@ class FederatedData:
         """Sort examples by client; `clients[j]` is the client of example j, a number or a name.
 
         Examples keep their order within a client; those of client number -1 are left out.  Without
-        `num_clients`, clients are those that occur.
+        `num_clients`, the clients are those that occur.
         """
         x, y, clients = as_array(x, "x"), as_array(y, "y"), as_names(as_array(clients, "clients"))
         check(
             x.shape[:1] == y.shape[:1] == clients.shape,
-            "x, y and clients must have one row per example each, got shapes "
+            "x, y and clients must each have one row per example, got shapes "
             f"{x.shape}, {y.shape} and {clients.shape}.",
         )
         kept, ids, names = _numbered(clients, num_clients)
         if is_integer(classes):
             check_labels(y, classes, "y", kept)  # before sorting: errors name the caller's index
         rows = kept[np.argsort(ids, kind="stable")]
-        if len(rows) < len(x) or np.any(np.diff(rows) != 1):  # else all is in place: do not copy
+        if len(rows) < len(x) or np.any(np.diff(rows) != 1):  # if sorted, do not copy
             x, y = x[rows], y[rows]
         sizes = np.bincount(ids, minlength=num_clients or 0)
         return cls(x, y, np.append(0, np.cumsum(sizes)), names, classes)
 
     @property
     def num_clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.offsets) - 1
 
     @property
@@ -109,11 +109,11 @@ class FederatedData:
 
     @property
     def sizes(self) -> Ids:
-        """How many examples each client holds."""
+        """The number of examples of each client."""
         return np.diff(self.offsets)
 
     def size(self, i: int) -> int:
-        """How many examples client i holds."""
+        """The number of examples of client i."""
         rows = self._rows(i)
         return int(rows.stop - rows.start)
 
@@ -130,11 +130,9 @@ class FederatedData:
         return slice(int(self.offsets[i]), int(self.offsets[i + 1]))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the data to a new folder, which appears when it is complete or not at all."""
+        """Write the data to a new folder, which is either complete or absent."""
         target = Path(folder)
-        check(
-            not target.exists(), f"{target} exists already; give a new folder, or remove it first."
-        )
+        check(not target.exists(), f"{target} exists already; choose a new folder, or remove it.")
         names = None if self.names is None else np.asarray(self.names).tolist()
         with written(target, folder=True) as draft:
             for field in ("x", "y", "offsets"):
@@ -144,10 +142,7 @@ class FederatedData:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> FederatedData:
-        """Map a saved folder; examples are read from disk when they are used.
-
-        The arrays are read-only.
-        """
+        """Map a saved folder: the arrays are read-only, and read from disk when used."""
         path = Path(folder)
         meta = _read_meta(path / "meta.json")
         x, y, offsets = (_read_array(path / f"{field}.npy") for field in ("x", "y", "offsets"))
@@ -158,7 +153,7 @@ class FederatedData:
 
 
 def as_array(values: Any, field: str) -> Array:
-    """Lists, arrays and torch tensors as one NumPy array, without a copy where possible."""
+    """A list, array or torch tensor as a NumPy array, without a copy if possible."""
     try:
         tensor = hasattr(values, "detach")
         array = values.detach().cpu().numpy() if tensor else np.asanyarray(values)
@@ -170,23 +165,23 @@ def as_array(values: Any, field: str) -> Array:
 
 
 def numbered(clients: Array, known: Array) -> Array:
-    """The place of each client among those known; -1 if it is not there."""
+    """The index of each client among those known; -1 if it is not among them."""
     order = np.argsort(known)
     places = order[np.searchsorted(known, clients, sorter=order).clip(max=len(known) - 1)]
     return np.where(known[places] == clients, places, -1)
 
 
 def check_labels(y: Array, classes: int, field: str, rows: Ids | None = None) -> None:
-    """Class labels, one per example, lie in 0..classes-1; other kinds of target are not judged."""
+    """Raise unless class labels are in 0..classes-1; other kinds of targets are not checked."""
     if y.ndim != 1:
         return
     check(y.dtype.kind in "iu", f"{field} must hold integer labels, got {y.dtype}.")
-    judged = y if rows is None else y[rows]
-    if judged.min() < 0 or judged.max() >= classes:
-        at = int(np.argmax((judged < 0) | (judged >= classes)))
+    labels = y if rows is None else y[rows]
+    if labels.min() < 0 or labels.max() >= classes:
+        at = int(np.argmax((labels < 0) | (labels >= classes)))
         index = at if rows is None else rows[at]
         raise UsageError(
-            f"{field} must hold labels in 0..{classes - 1}, got {judged[at]} at index {index}."
+            f"{field} must hold labels in 0..{classes - 1}, got {labels[at]} at index {index}."
         )
 
 
@@ -194,7 +189,7 @@ def check_classes(classes: int) -> None:
     """Raise `UsageError` for a number of classes that no model could have."""
     check(
         classes <= MOST_CLASSES,
-        f"expected at most {MOST_CLASSES:,} classes, got {classes:,}; number them from 0 on.",
+        f"expected at most {MOST_CLASSES:,} classes, got {classes:,}; number the classes from 0.",
     )
 
 
@@ -231,7 +226,7 @@ def _check_clients(sizes: Ids, names: Array | Sequence[str] | None) -> None:
 
 
 def _numbered(clients: Array, num_clients: int | None) -> tuple[Ids, Ids, Array | None]:
-    """The examples to keep, their clients as numbers 0, 1, ..., and the clients' names."""
+    """The examples to keep, their clients numbered from 0, and the clients' names."""
     kept = np.arange(len(clients))
     if clients.dtype.kind in "iu":
         _check_ids(clients, num_clients)

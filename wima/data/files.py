@@ -30,12 +30,11 @@ TEST_CLIENT = "test_client"
 
 
 def load_npz(path: str | os.PathLike[str]) -> Bundle:
-    """Arrays x, y and client (a number or name per example), x_test, y_test; scalars if you like.
+    """Arrays x, y, client (a number or name per example), x_test and y_test; optional scalars.
 
-    `classes` is 1 + the largest label unless the file has it, `num_clients` the number of clients
+    The scalar `classes` is 1 + the largest label by default, `num_clients` the number of clients
     that occur.  Examples of client -1 are left out.  The optional array `test_client` holds the
-    client of each test example.  Numbers come out as torch wants them: float32
-    for real x, int64 for y.
+    client of each test example.  Numbers are converted for torch: float32 for real x, int64 for y.
     """
     file = Path(os.path.expanduser(path))
     try:
@@ -45,13 +44,13 @@ def load_npz(path: str | os.PathLike[str]) -> Bundle:
 
 
 def load_folder(path: str | os.PathLike[str]) -> Bundle:
-    """The same arrays from files x.npy, y.npy, ... of a folder, mapped from disk.
+    """The same arrays from the files x.npy, y.npy, ... of a folder, mapped from disk.
 
-    If examples of one client stand together and clients in order, x is not even read.
+    If examples are already sorted by client, x is not even read.
     """
     folder = Path(os.path.expanduser(path))
     try:
-        check(os.path.isdir(folder), "there is no such folder; expected one with x.npy, y.npy, ...")
+        check(os.path.isdir(folder), "no such folder; expected one with x.npy, y.npy, ...")
         return _bundle(_map(folder))
     except UsageError as error:
         raise UsageError(f"{folder}: {error}") from None
@@ -71,11 +70,11 @@ def _map(folder: Path) -> dict[str, Array]:
 
 
 def _read(file: Path) -> dict[str, Array]:
-    check(os.path.isfile(file), "there is no such file; expected an .npz file.")
+    check(os.path.isfile(file), "no such file; expected an .npz file.")
     try:
         check(
             zipfile.is_zipfile(file),
-            "expected an .npz file, as np.savez writes it, got something that is no zip archive.",
+            "expected an .npz file, as written by np.savez, but this is not a zip archive.",
         )
         with open_archive(file) as archive:
             sizes = {m.filename.removesuffix(".npy"): m.file_size for m in archive.infolist()}
@@ -95,8 +94,8 @@ def _read(file: Path) -> dict[str, Array]:
 def _check_memory(needed: int) -> None:
     check(
         needed < memory_available(),
-        f"its arrays take {needed / 1e9:.1f} GB, more than the memory that is free; save them as "
-        "x.npy, y.npy, ... in a folder, and name the folder: it is mapped from disk.",
+        f"its arrays take {needed / 1e9:.1f} GB, more than the free memory; save them as x.npy, "
+        "y.npy, ... in a folder and use the folder, which is mapped from disk.",
     )
 
 
@@ -120,7 +119,7 @@ def _bundle(arrays: dict[str, Array]) -> Bundle:
     train = FederatedData.from_arrays(
         x, y, arrays["client"], classes=limit, num_clients=num_clients
     )
-    # Counted after the split: the labels of left-out examples do not count.
+    # Counted after the split, so that the labels of left-out examples do not count.
     classes = classes or 1 + int(max(train.y.max(), y_test.max()))
     check_classes(classes)
     owners = _owners(arrays[TEST_CLIENT], train, y_test) if TEST_CLIENT in arrays else None
@@ -129,7 +128,7 @@ def _bundle(arrays: dict[str, Array]) -> Bundle:
 
 
 def _owners(clients: Array, train: FederatedData, y_test: Array) -> Array:
-    """The number of the client of each test example; -1 for clients that do not train."""
+    """The client number of each test example; -1 for clients without training examples."""
     check(
         clients.shape == y_test.shape[:1],
         f"{TEST_CLIENT} must have one entry per test example, {len(y_test)}, got shape "
@@ -143,7 +142,7 @@ def _owners(clients: Array, train: FederatedData, y_test: Array) -> Array:
 def _check_test(x: Array, y: Array, x_test: Array, y_test: Array) -> None:
     check(
         len(x_test) == len(y_test),
-        f"x_test and y_test must have one row per example each, got shapes {x_test.shape} "
+        f"x_test and y_test must each have one row per example, got shapes {x_test.shape} "
         f"and {y_test.shape}.",
     )
     check(

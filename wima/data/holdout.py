@@ -1,4 +1,4 @@
-"""A share of every client's examples, held out to evaluate models on that client."""
+"""Hold out a share of every client's examples, to evaluate models on that client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wima.data.federated import Array, FederatedData
 
 
 class HeldOut(NamedTuple):
-    """What is left to train on, and what is not, with the client of each example."""
+    """The remaining training data, and the held-out examples with the client of each."""
 
     train: FederatedData
     x: Array
@@ -22,13 +22,13 @@ class HeldOut(NamedTuple):
 
 
 def hold_out(data: FederatedData, share: float, seed: int = 0) -> HeldOut:
-    """Split each client's examples at random; each keeps one and gives one at least."""
+    """Split each client's examples at random; at least one is kept and one held out."""
     check_range("client_test", share, above=0, below=1)
     sizes, least = data.sizes, int(np.argmin(data.sizes))
     check(
         sizes[least] > 1,
-        f"client_test takes examples of every client, but client {least} has only one. Leave such "
-        "clients out.",
+        f"client_test holds out examples of every client, but client {least} has only one. Leave "
+        "out such clients.",
     )
     owner = np.repeat(np.arange(data.num_clients), sizes)
     shuffled = np.lexsort((rng("clients", seed, 1).random(len(owner)), owner))  # within clients

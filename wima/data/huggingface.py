@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face library, with a column that names each example's client."""
+"""Hugging Face data sets with a column that names each example's client."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from wima.data.federated import Array, FederatedData
 def from_hugging_face(
     dataset: Any, *, client: str, x: str, y: str, classes: int | None = None
 ) -> FederatedData:
-    """A `datasets.Dataset` as federated data: the names of its columns for client, x and y.
+    """A `datasets.Dataset` as federated data, given the names of its client, x and y columns.
 
-    Images come out as bytes with the channels first, numbers as they are.
+    Images become bytes with the channels first; numbers stay as they are.
     """
     names = list(getattr(dataset, "column_names", []))
     for column in (client, x, y):
@@ -36,4 +36,4 @@ def _column(dataset: Any, name: str) -> Array:
     try:
         return np.stack([np.asarray(value) for value in values])
     except ValueError:
-        raise UsageError(f"The examples in column {name!r} must all have one shape.") from None
+        raise UsageError(f"All examples in column {name!r} must have the same shape.") from None

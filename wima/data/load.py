@@ -1,4 +1,4 @@
-"""A data set by name, on clients, ready to train on."""
+"""Load a data set by name, split among clients and ready for training."""
 
 from __future__ import annotations
 
@@ -40,24 +40,25 @@ def load(
     split: str | None = None,
     **options: Any,
 ) -> Bundle:
-    """The data set of that name, or of an .npz file or folder of .npy files, on clients.
+    """A data set by name, or from an .npz file or a folder of .npy files, split among clients.
 
-    alpha: Dirichlet concentration; 0 one class per client; "iid"; None as the data set has it: its
-    own clients, or one class per client.  split: a file with the client of each example.
-    options: of the data set, for example augment="batch" for CIFAR.
+    alpha: Dirichlet concentration; 0: one class per client; "iid"; None: the data set's own
+    clients if it defines them, otherwise one class per client.
+    split: a file with the client of each example.
+    options: options of the data set, for example augment="batch" for CIFAR.
     """
     check_name(name)
-    check(alpha is None or split is None, "Give alpha or split, not both: a split has its clients.")
+    check(alpha is None or split is None, "Give alpha or split, not both: either sets the clients.")
     folder = is_folder(name)
     own = folder or name.endswith(".npz") or name in OWN_CLIENTS
     check(
         not own or (alpha is None and split is None),
-        f"{name} has clients of its own; alpha and split cannot be set. If a preset "
-        "sets alpha, add alpha=none.",
+        f"{name} defines its own clients; alpha and split cannot be set. If a preset sets alpha, "
+        "add alpha=none.",
     )
     check(
         not own or clients is None or name == "cifar100-pam",
-        f"{name} has clients of its own; their number cannot be set.",
+        f"{name} defines its own clients; their number cannot be set.",
     )
     if folder or name.endswith(".npz"):
         return load_folder(name) if folder else load_npz(name)
@@ -82,7 +83,7 @@ def _public(
     arrays, meta = opened(CIFAR100 if pachinko_split else dataset)
     x, y, classes = arrays["x"], arrays["y"], int(meta["classes"])
     if "offsets" in arrays:
-        check(clients is None, f"{dataset.name} has its clients; their number cannot be set.")
+        check(clients is None, f"{dataset.name} has fixed clients; their number cannot be set.")
         train = FederatedData(x, y, arrays["offsets"], meta["names"], classes)
     else:
         usual = PAM_CLIENTS if pachinko_split else CLIENTS
@@ -106,7 +107,7 @@ def assign(
 
 
 def _alpha(alpha: float | str | None) -> float | None:
-    """As `split` takes it: None is iid."""
+    """alpha as `split` expects it: None means iid."""
     if isinstance(alpha, str):
         check(alpha == "iid", f"alpha must be a number or 'iid', got {alpha!r}.")
         return None
@@ -114,20 +115,20 @@ def _alpha(alpha: float | str | None) -> float | None:
 
 
 def opened(dataset: DataSet) -> Ready:
-    """A data set's arrays: from the cache, else from downloaded files, else from the network."""
+    """A data set's arrays: from the cache, from downloaded files, or from the network."""
     if not ready(dataset.name).is_dir():
         prepare(dataset, fetch(dataset.name, dataset.files, dataset.expects))
     return open_ready(dataset.name)
 
 
 def _there(dataset: DataSet) -> bool:
-    """Whether a data set can be opened without a network."""
+    """Whether a data set can be opened without network access."""
     folder = raw(dataset.name)
     return ready(dataset.name).is_dir() or all((folder / f.name).exists() for f in dataset.files)
 
 
 def _landmark_folders(options: dict[str, Any]) -> tuple[Path, Path]:
-    """The split and the images: given as options, or where the cache keeps them."""
+    """The paths of the split and the images: from the options, or in the cache."""
     split, images = options.pop("split_file", None), options.pop("images", None)
     check(
         all(isinstance(given, str | None) for given in (split, images)),
@@ -138,7 +139,7 @@ def _landmark_folders(options: dict[str, Any]) -> tuple[Path, Path]:
 
 
 def _known(maker: Any, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, if the data set has them."""
+    """The options; raises if the data set does not have them."""
     parameters = list(inspect.signature(maker).parameters.values())
     known = [p.name for p in parameters if p.default is not inspect.Parameter.empty]
     known = [] if name == "digits" else known
@@ -149,7 +150,7 @@ def _known(maker: Any, name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def label_counts(data: FederatedData, classes: int) -> Array:
-    """How many examples of each class (or characters of each kind) each client has."""
+    """The number of examples of each class (or of each character) that each client has."""
     per_row = data.y.size // len(data.y)
     client = np.repeat(np.arange(data.num_clients), data.sizes * per_row)
     flat = client * classes + np.asarray(data.y).reshape(-1)

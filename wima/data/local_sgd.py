@@ -1,4 +1,4 @@
-"""How clients train; settings read it, so it is imported without numpy and torch."""
+"""How clients train; used by settings, so importing it must not load numpy or torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class LocalSGD:
     """How clients train, whatever the algorithm.
 
-    batch_size "full" takes all of a client's examples.  A visit has ceil(epochs * N_i / batch_size)
-    steps, or `steps` if given.  last_batch "fill" completes the last batch from a fresh shuffle, so
-    that all have one size; "short" leaves it short, as PyTorch's loaders do.
+    batch_size "full" means all of a client's examples.  A visit has ceil(epochs * N_i / batch_size)
+    steps, or `steps` if given.  last_batch "fill" completes the last batch from a new shuffle, so
+    that all batches have the same size; "short" leaves it short, as PyTorch's loaders do.
 
     Examples:
         >>> import wima
@@ -49,25 +49,25 @@ class LocalSGD:
             check_range("clip", self.clip, above=0)
 
     def whole_steps(self, n: int) -> int | None:
-        """The steps of a visit, if each of them sees all n examples."""
+        """The number of steps of a visit, if each of them sees all n examples."""
         full = self.batch_size in ("full", n)
         if self.batch_size != "full" and self.last_batch == "short":
             full = self.batch_size >= n
         return (self.steps or self.epochs) if full else None
 
     def size(self, n: int) -> int:
-        """The examples of a mini-batch of a client with n of them."""
+        """The mini-batch size of a client with n examples."""
         return n if self.batch_size == "full" else self.batch_size
 
     def count(self, n: int) -> int:
-        """The steps of a visit to a client with n examples."""
+        """The number of steps of a visit to a client with n examples."""
         size = self.size(n)
         if self.last_batch == "short":
             return self.steps or self.epochs * ceil(n / size)
         return self.steps or ceil(self.epochs * n / size)
 
     def plan(self, n: int, random: np.random.Generator) -> list[npt.NDArray[np.int64]]:
-        """Which of a client's n examples each step sees: one permutation after another, cut up."""
+        """The indices of the examples in each step: successive permutations, cut into batches."""
         import numpy as np
 
         size, steps = self.size(n), self.count(n)

@@ -1,4 +1,4 @@
-"""What `wima data` does: list, fetch, verify, import and show data sets."""
+"""The work of `wima data`: list, fetch, verify, import and show data sets."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def public(name: str) -> DataSet:
 
 
 def listing() -> Iterator[str]:
-    """One line per data set, and where they are kept."""
+    """One line per data set, and the folder of the cache."""
     for name, summary in SUMMARIES.items():
         state, note = _state(name)
         yield f"{name:<14}{state:<9}{summary}{note}"
-    yield f"Kept in {cache()} (set WIMA_DATA to change it)."
+    yield f"Stored in {cache()} (set WIMA_DATA to change this)."
 
 
 def _state(name: str) -> tuple[str, str]:
-    """Whether a data set is in the cache, and a note on how many of its clients, if not all."""
+    """Whether a data set is in the cache, with a note if some of its clients are missing."""
     if name not in PUBLIC or not ready(name).is_dir():
         return ("ready" if name == "digits" else "-"), ""
     try:
@@ -58,12 +58,12 @@ def import_data(name: str, path: Path) -> Path:
     dataset = public(name)
     for remote in dataset.files:
         fits = path.name != remote.name or not path.is_file() or is_intact(path, remote)
-        check(fits, f"{path}: checksum or size differ from the published file; get it again.")
+        check(fits, f"{path}: checksum or size differs from the published file; download it again.")
     return prepare(dataset, path)
 
 
 def verify_data(name: str) -> Iterator[str]:
-    """Compare what is in the cache with its checksums; raises if anything is damaged."""
+    """Compare the cached files with their checksums; raises if any is damaged."""
     dataset = public(name)
     bad = []
     for remote in dataset.files:
@@ -84,7 +84,7 @@ def verify_data(name: str) -> Iterator[str]:
 
 
 def show_data(name: str, out: Path, force: bool = False, **split: object) -> Iterator[str]:
-    """Statistics, the labels of some clients, and a picture of those of many."""
+    """Statistics, a table of the labels of some clients, and a picture of those of many."""
     check_picture(out, force)
     bundle = load(name, **split)  # type: ignore[arg-type]
     train, sizes = bundle.train, bundle.train.sizes
@@ -102,7 +102,7 @@ def show_data(name: str, out: Path, force: bool = False, **split: object) -> Ite
     counts = label_counts(train, bundle.classes)
     labels = class_names(name, bundle.classes)
     yield _spread(counts)
-    if bundle.kind == "characters":  # of which there are many, in no order
+    if bundle.kind == "characters":  # many labels, in no meaningful order
         frequent = np.argsort(-counts.sum(axis=0), kind="stable")[: np.any(counts, axis=0).sum()]
         counts, labels = counts[:, frequent], [labels[label] for label in frequent]
     yield from _table(train, counts, labels)
@@ -113,13 +113,13 @@ def show_data(name: str, out: Path, force: bool = False, **split: object) -> Ite
 
 
 def class_names(name: str, classes: int) -> Sequence[str]:
-    """The names of a data set's classes; numbers, where it has none."""
+    """The names of a data set's classes; numbers if it has no names."""
     known = PUBLIC[name].labels if name in PUBLIC else ()
     return known or [str(label) for label in range(classes)]
 
 
 def _spread(counts: Array) -> str:
-    """How many labels clients have, and how evenly."""
+    """How many labels clients have, and how evenly they are distributed."""
     shares = counts / counts.sum(axis=1, keepdims=True)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
     classes = (counts > 0).sum(axis=1)
@@ -131,7 +131,7 @@ def _spread(counts: Array) -> str:
 
 
 def _table(train: FederatedData, counts: Array, labels: Sequence[str]) -> Iterator[str]:
-    """A line for each of some clients, with their most frequent labels."""
+    """Lines for a sample of clients, with their most frequent labels."""
     yield f"{'client':>8}  {'examples':>8}  {'classes':>7}  most frequent: label × count"
     for i in sample(len(counts), LINES):
         top = np.argsort(-counts[i], kind="stable")[:TOP]

@@ -1,8 +1,8 @@
-"""Arrays that are mapped from files: read-only for users, not kept in memory once read.
+"""Arrays mapped from files: read-only for users, not kept in memory after they are read.
 
-Of a large file, a client's rows are read from the file itself: 6 µs for 4 kB, where touching the
-mapping takes 34 µs and leaves up to 2 MB around the rows resident.  (5,000 visits among a million
-clients took 460 MB that way.)
+In a large file, a client's rows are read from the file itself: 6 µs for 4 kB, while reading through
+the mapping takes 34 µs and leaves up to 2 MB around the rows resident.  (That way, 5,000 visits
+among a million clients took 460 MB.)
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGE = 64 * 2**20  # bytes; smaller arrays may stay in memory
-AROUND = 2 * 2**20  # bytes: Linux maps at most so much around an address that is read, aligned
+AROUND = 2 * 2**20  # bytes: the most that Linux maps around an address that is read, aligned
 _files: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()  # descriptors
 
 
 def open_mapped(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
-    """Map an .npy file; writing into the array is an error, since nobody else would see it."""
+    """Map an .npy file; writing to the array is an error, since it would not change the file."""
     file_header(Path(path))
     array = np.load(path, mmap_mode="c", allow_pickle=False)
     if isinstance(array, np.memmap):
@@ -37,7 +37,7 @@ def open_mapped(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
 
 
 def keep_file(array: np.memmap[Any, Any]) -> None:
-    """Remember the file of an array that was just mapped, if it is large."""
+    """Keep the file of a newly mapped array open, if it is large."""
     memory = array.base
     if isinstance(memory, mmap.mmap) and len(memory) >= LARGE and array.filename:
         _files[memory] = number = os.open(array.filename, os.O_RDONLY)
@@ -45,7 +45,7 @@ def keep_file(array: np.memmap[Any, Any]) -> None:
 
 
 def read_rows(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Rows of a large mapped array, read from its file; of any other array, the rows themselves."""
+    """The rows, read from the file if they belong to a large mapped array."""
     memory = getattr(rows, "_mmap", None)
     if not isinstance(rows, np.memmap) or memory is None or memory not in _files:
         return rows
@@ -69,7 +69,7 @@ def as_tensor(array: npt.NDArray[Any]) -> Tensor:
 
 
 def release(rows: npt.NDArray[Any]) -> None:
-    """Free the pages that hold these rows, if they are mapped from a large file.
+    """Free the pages of these rows if they are mapped from a large file.
 
     A later read maps them again.
     """

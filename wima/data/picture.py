@@ -1,4 +1,4 @@
-"""A picture of who has what: the labels of clients as a heat map."""
+"""A picture of the clients' labels, as a heat map."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from wima.storage.pictures import save_picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CLIENTS, LABELS, NAMES = 100, 100, 20  # columns; rows with a caption each; columns with names
+CLIENTS, LABELS, NAMES = 100, 100, 20  # columns; rows with captions; columns with names
 
 
 def sample(clients: int, most: int) -> Array:
-    """The numbers of at most so many clients, evenly spaced from the first to the last."""
+    """At most `most` client numbers, evenly spaced from the first to the last."""
     return np.linspace(0, clients - 1, min(clients, most)).round().astype(int)
 
 
@@ -32,9 +32,9 @@ def draw_labels(
     path: Path,
     force: bool = False,
 ) -> None:
-    """A PNG: examples per client as bars, and below them the share of each label among these.
+    """A PNG: the examples per client as bars, and below them the share of each label.
 
-    counts: a row per client, a column per label.  clients: their names, if they have any.
+    counts: one row per client, one column per label.  clients: their names, if they have any.
     """
     from matplotlib.figure import Figure
 
@@ -54,7 +54,7 @@ def draw_labels(
 
 
 def _heat(heat: Axes, counts: Array) -> None:
-    """A column per client, a row per label, a colour for its share."""
+    """One column per client, one row per label; colours show shares."""
     shares = np.ma.masked_equal(counts.T / counts.sum(axis=1), 0)
     colours = heat.imshow(shares, cmap="YlGnBu", aspect="auto", interpolation="nearest", vmin=0)
     label, aspect = "share of the client's labels; white: none", max(min(len(shares), LABELS), 20)

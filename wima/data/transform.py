@@ -1,7 +1,7 @@
-"""What happens to examples on their way into the model.
+"""How stored examples become model inputs.
 
-Data are stored as their publishers have them (bytes for pixels); a transform turns a batch into
-what the model takes.  In training it may draw random numbers, at the batch's address.
+Data are stored as published (pixels as bytes); a transform turns a batch into model inputs.  In
+training it may draw random numbers, at the batch's address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Address = tuple[int, ...]
 
 
 class Transform(Protocol):
-    """Training and evaluation see the same examples, training perhaps distorted."""
+    """Turns stored examples into model inputs, with or without random augmentation."""
 
     def train(self, x: Tensor, address: Address) -> Tensor: ...
 
@@ -28,11 +28,11 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class Images:
-    """Byte images to numbers: cropped and flipped in training, divided by 255, normalised."""
+    """Byte images to floats: cropped and flipped in training, divided by 255, normalised."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    augment: str = "each"  # each image by itself; batch: all alike, as FedJAX does; none
+    augment: str = "each"  # each: per image; batch: the same for all, as in FedJAX; none
 
     def __post_init__(self) -> None:
         if self.augment not in AUGMENTS:
@@ -43,7 +43,7 @@ class Images:
         return self.evaluate(x if augment is None else augment(x, address))
 
     def evaluate(self, x: Tensor) -> Tensor:
-        # One fused multiply-add: x / 255 - mean, over std.
+        # (x / 255 - mean) / std as one fused multiply-add.
         scale = 1 / (255 * torch.tensor(self.std).view(-1, 1, 1))
         shift = -torch.tensor(self.mean).view(-1, 1, 1) * 255 * scale
         return torch.addcmul(shift, x.to(torch.float32), scale)
@@ -58,7 +58,7 @@ AUGMENTS: dict[str, Augment | None] = {
 
 @dataclass(frozen=True)
 class Ink:
-    """Grey bytes on white paper to ink: 0 for paper, 1 for black."""
+    """Grey bytes to ink: 0 for white paper, 1 for black."""
 
     def train(self, x: Tensor, address: Address) -> Tensor:
         return self.evaluate(x)
@@ -69,7 +69,7 @@ class Ink:
 
 @dataclass(frozen=True)
 class Characters:
-    """Character ids, stored as bytes, to the integers that an embedding takes."""
+    """Character ids, stored as bytes, to integers for an embedding."""
 
     def train(self, x: Tensor, address: Address) -> Tensor:
         return x.long()

@@ -1,4 +1,4 @@
-"""The public data sets: where their files are and how they are read."""
+"""The public data sets: where their files are and how to read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUMMARIES = {
     "cifar100-pam": "CIFAR-100 on 500 clients with 100 images each, by Pachinko allocation",
     "femnist": "characters of 28x28 pixels, 62 classes; the clients are their 3,400 writers",
     "shakespeare": (
-        "rows of 80 characters, of which the next is predicted; the clients are 715 speaking roles"
+        "rows of 80 characters, to predict the next ones; the clients are 715 speaking roles"
     ),
     "landmarks": "GLDv2's Landmarks-User-160k: photographs by 1,262 photographers, 2,028 classes",
 }

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in the binary version that their publisher offers.
+"""CIFAR-10 and CIFAR-100 in the publisher's binary version.
 
 A record is the label bytes (CIFAR-100: coarse, fine), then 3,072 bytes of pixels, plane by plane.
 """
@@ -37,7 +37,7 @@ TERMS = "No licence text; cite Krizhevsky, Learning Multiple Layers of Features 
 
 
 class _Limited:
-    """An archive's bytes, refused where they come to more than a file of its size can hold."""
+    """An archive's unpacked bytes, refused beyond what a file of its size can plausibly hold."""
 
     def __init__(self, path: Path, file: BinaryIO | gzip.GzipFile) -> None:
         self._path, self._file, self.tell = path, file, file.tell
@@ -52,9 +52,9 @@ class _Limited:
 
 
 def member(source: Path, name: str, size: int) -> bytes:
-    """A file of that name below a folder, or inside an archive (or the archive in a folder).
+    """The file of that name in a folder, in an archive, or in an archive in a folder.
 
-    Links are not followed in archives.  Of a file that is too long, one byte more is read.
+    Links in archives are not followed.  Of a file that is too long, one extra byte is read.
     """
     if source.is_dir():
         found = sorted(source.rglob(name))
@@ -79,7 +79,7 @@ def member(source: Path, name: str, size: int) -> bytes:
     except UsageError:
         raise
     except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
-        raise UsageError(f"{source}: truncated, or no tar archive: {error}") from None
+        raise UsageError(f"{source}: truncated, or not a tar archive: {error}") from None
 
 
 def _tar(file: Any) -> tarfile.TarFile:

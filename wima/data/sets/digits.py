@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels that come with the library."""
+"""Scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, part of the library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BRIGHTEST = 16  # pixels count ink dots in 4 x 4 blocks
 
 
 def load_digits_split() -> tuple[Array, Array, Array, Array]:
-    """x_train, y_train, x_test, y_test: a fifth of every class held out, always the same one.
+    """x_train, y_train, x_test, y_test: a fifth of every class is held out, always the same.
 
     Kept in the cache, because importing scikit-learn takes a second.
     """
@@ -34,7 +34,7 @@ def load_digits_split() -> tuple[Array, Array, Array, Array]:
             return x_train, y_train, x_test, y_test
     except (OSError, ValueError, BadZipFile):
         arrays = _from_sklearn()
-    # A cache that cannot be written only costs time.
+    # If the cache is not writable, this only costs time.
     with suppress(RunError), written(file) as draft, draft.open("wb") as opened:
         np.savez(opened, **dict(zip(ARRAYS, arrays, strict=True)))  # type: ignore[arg-type]
     return arrays

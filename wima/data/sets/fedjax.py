@@ -1,4 +1,4 @@
-"""FedJAX's files: an SQLite table with a row per client.
+"""FedJAX's files: an SQLite table with one row per client.
 
     federated_data(client_id BLOB, data BLOB, num_examples INTEGER)
 
@@ -26,14 +26,14 @@ from wima.data.federated import Array
 from wima.data.splits.labels import check_names
 from wima.storage.reading import UNPACKED, check_file, check_unpacked
 
-STEPS, INTERVAL = 10**7, 10**5  # of SQLite's machine; between two looks at their number
+STEPS, INTERVAL = 10**7, 10**5  # steps of SQLite's virtual machine; steps between checks
 ADDRESS = "https://storage.googleapis.com/gresearch/fedjax/"
 Client = tuple[str, Array, Array]  # name, examples, labels
 DTYPES = {"float32", "float64", "int32", "int64", "uint8", "int8", "bool"}
 
 
 def clients(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each client's name and arrays, in the order of names; the arrays must have these columns."""
+    """Each client's name and arrays, sorted by name; these columns are required."""
     query = "SELECT client_id, data, num_examples FROM federated_data ORDER BY 1"
     unpacked = 0
     try:
@@ -55,26 +55,27 @@ def _checked(
         got = list(arrays)
         check(column in arrays, f"{path}: client {name} has no {column}, got {got}.")
         several = isinstance(arrays[column], list) or np.ndim(arrays[column]) > 0
-        check(several, f"{path}: {column} of client {name} must have a row per example.")
+        check(several, f"{path}: {column} of client {name} must have one row per example.")
     found = len(arrays[columns[0]])
     check(
         found == count and count > 0,
-        f"{path}: client {name} should have {count} examples, got {found}.",
+        f"{path}: client {name} has {found} examples and num_examples {count}; expected equal "
+        "numbers above 0.",
     )
     return arrays
 
 
 @contextmanager
 def opened(path: Path, table: str) -> Iterator[sqlite3.Connection]:
-    """An SQLite file that has this table.
+    """Open an SQLite file that has this table.
 
-    A view could compute rows without end, and so could a damaged tree: the steps are limited.
+    A view or a damaged tree could yield endless rows, so the number of steps is limited.
     """
     check_file(path)
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    looks, most = itertools.count(), (STEPS + 10 * path.stat().st_size) // INTERVAL
+    checks, most = itertools.count(), (STEPS + 10 * path.stat().st_size) // INTERVAL
     try:
-        db.set_progress_handler(lambda: next(looks) > most, INTERVAL)
+        db.set_progress_handler(lambda: next(checks) > most, INTERVAL)
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, UNPACKED)
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND name = ?"
         if db.execute(query, (table,)).fetchone() is None:
@@ -85,7 +86,7 @@ def opened(path: Path, table: str) -> Iterator[sqlite3.Connection]:
 
 
 def joined(path: Path, clients: Iterable[Client], kind: str) -> tuple[Array, Array, Array]:
-    """The examples of all clients, their labels, and the client of each; kind: of the clients."""
+    """All clients' examples, labels, and the client of each; kind: what clients are called."""
     found = list(clients)
     check(bool(found), f"{path}: no {kind}.")
     names, x, y = zip(*found, strict=True)
@@ -95,7 +96,7 @@ def joined(path: Path, clients: Iterable[Client], kind: str) -> tuple[Array, Arr
 
 
 def remotes(folder: str, names: tuple[str, ...]) -> tuple[Remote, ...]:
-    """FedJAX's files in a folder of its address."""
+    """FedJAX's files in a folder of its server."""
     return tuple(Remote(name, f"{ADDRESS}{folder}/{name}") for name in names)
 
 
@@ -118,7 +119,7 @@ def _decode(path: Path, client: str, content: bytes) -> dict[str, Any]:
     try:
         arrays = msgpack.unpackb(content, ext_hook=_array, raw=False)
         return dict(arrays)
-    except Exception as error:  # msgpack and numpy raise whatever damaged bytes lead them to
+    except Exception as error:  # damaged bytes can raise anything in msgpack and numpy
         raise UsageError(f"{path}: the data of client {client} are damaged: {error}") from None
 
 

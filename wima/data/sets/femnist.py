@@ -21,7 +21,7 @@ FILES = ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite")
 
 
 def read_femnist(source: Path) -> RawData:
-    """FedJAX's two SQLite files, or LEAF's folders train/ and test/ of JSON files."""
+    """Read FedJAX's two SQLite files, or LEAF's folders train/ and test/ of JSON files."""
     train, test = _sources(source)
     x, y, writers = _join(train, _fedjax(train) if train.is_file() else _leaf(train))
     x_test, y_test, tested = _join(test, _fedjax(test) if test.is_file() else _leaf(test))
@@ -32,7 +32,7 @@ def _sources(source: Path) -> tuple[Path, Path]:
     fedjax.check_folder(source, FILES)
     if any((source / name).exists() for name in FILES):
         for name in FILES:
-            check((source / name).is_file(), f"{source}: {name} is missing in this folder.")
+            check((source / name).is_file(), f"{source}: {name} is missing from this folder.")
         return source / FILES[0], source / FILES[1]
     check(
         (source / "train").is_dir() and (source / "test").is_dir(),
@@ -71,14 +71,14 @@ def _join(path: Path, writers: Iterator[fedjax.Client]) -> tuple[Array, Array, A
         )
         check(len(x) > 0, f"{path}: writer {name} has no images.")
         checked.append((name, _bytes(x), y))
-    if any(x.dtype != np.uint8 for _, x, _ in checked):  # bytes for all, or for none
+    if any(x.dtype != np.uint8 for _, x, _ in checked):  # bytes for all or none
         checked = [(n, x / np.float32(255) if x.dtype == np.uint8 else x, y) for n, x, y in checked]
     x, y, writer = fedjax.joined(path, checked, "writers")
     return x[:, None], y, writer
 
 
 def _bytes(x: Array) -> Array:
-    """Pixels as bytes, a quarter of the memory, if that loses nothing but float32 rounding."""
+    """Pixels as bytes, for a quarter of the memory, if only float32 rounding is lost."""
     scaled = x * np.float32(255)
     rounded = np.rint(scaled)
     inside = rounded.min() >= 0 and rounded.max() <= 255

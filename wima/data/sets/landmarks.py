@@ -1,8 +1,8 @@
 """Landmarks-User-160k (GLDv2): photographs by their photographers.
 
-The split is two CSV files, federated_train.csv (user_id, image_id, class) and test.csv (image_id,
-class); the images lie in GLDv2's layout, a/b/c/abc....jpg by the first letters of the id.  Images
-are decoded when a batch needs them; x holds their numbers.
+The split consists of two CSV files, federated_train.csv (user_id, image_id, class) and test.csv
+(image_id, class); the images are in GLDv2's layout, a/b/c/abc....jpg by the first letters of the
+id.  Images are decoded when a batch needs them; x holds their numbers.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from wima.storage.reading import UNPACKED, open_archive, read_text
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 SPLIT = "landmarks-user-160k.zip"
 ADDRESS = f"http://storage.googleapis.com/gresearch/federated-vision-datasets/{SPLIT}"
-PIXELS = 2**26  # of an image: 200 MB in memory
+PIXELS = 2**26  # largest image: 200 MB in memory
 DIGEST = "md5:53c36bd7d5fc12f927af2820b7e4a57c"
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Numbers of images to pixels: decoded, cropped, scaled and normalised as for ImageNet.
+    """Image numbers to pixels: decoded, cropped, scaled and normalised as for ImageNet.
 
-    Training: a random part of 8 to 100 % of the area, resized, flipped half of the time.
-    Evaluation: the shorter side resized to 8/7 of the size, then the centre.
+    Training: a random crop of 8 to 100 % of the area, resized, flipped half of the time.
+    Evaluation: the shorter side resized to 8/7 of the size, then a centre crop.
     """
 
     folder: Path
@@ -66,9 +66,9 @@ class ImageFiles:
         try:
             with Image.open(path) as image:
                 width, height = image.size
-                check(width * height <= PIXELS, f"it has {width} x {height} pixels, too many")
+                check(width * height <= PIXELS, f"too many pixels: {width} x {height}")
                 return np.asarray(image.convert("RGB"))
-        except Exception as error:  # PIL raises whatever damaged bytes lead it to
+        except Exception as error:  # damaged bytes can raise anything in PIL
             raise RunError(f"{path}: cannot be read as an image: {error}") from None
 
     def _resize(self, pixels: Array, height: int, width: int) -> Array:
@@ -103,7 +103,7 @@ class ImageFiles:
 
 
 def fetch_split() -> Path:
-    """The published split, downloaded if it is not there."""
+    """The published split, downloaded if missing."""
     return fetch("landmarks", (Remote(SPLIT, ADDRESS, DIGEST),), SPLIT) / SPLIT
 
 
@@ -159,8 +159,8 @@ def _text(split: Path, name: str) -> str:
             member = next(m for m in archive.namelist() if Path(m).name == name)
             return archive.read(member).decode()
     except StopIteration:
-        raise UsageError(f"{split}: no file {name} in it.") from None
-    except Exception as error:  # zipfile raises whatever damaged bytes lead it to
+        raise UsageError(f"{split}: has no file {name}.") from None
+    except Exception as error:  # damaged bytes can raise anything in zipfile
         raise UsageError(f"{split}: cannot be read: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Shakespeare: the next character, for 715 speaking roles."""
+"""Shakespeare: predict the next character; the clients are 715 speaking roles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IDS[[ord(character) for character in CHARACTERS]] = np.arange(FIRST, OOV)
 
 
 def rows(snippets: list[bytes]) -> tuple[Array, Array]:
-    """A client's inputs and targets (n, 80): all snippets in a row, targets one character ahead."""
+    """A client's inputs and targets (n, 80): snippets concatenated, targets one character ahead."""
     pieces = [np.concatenate([[BOS], _IDS[np.frombuffer(s, np.uint8)], [EOS]]) for s in snippets]
     text = np.concatenate(pieces).astype(np.uint8)
     n = -(-(len(text) - 1) // LENGTH)
@@ -36,7 +36,7 @@ def rows(snippets: list[bytes]) -> tuple[Array, Array]:
 
 
 def read_shakespeare(source: Path) -> RawData:
-    """FedJAX's two SQLite files."""
+    """Read FedJAX's two SQLite files."""
     fedjax.check_folder(source, FILES)
     x, y, roles = _join(source / FILES[0])
     x_test, y_test, tested = _join(source / FILES[1])
@@ -51,7 +51,7 @@ def _join(path: Path) -> tuple[Array, Array, Array]:
 
 SHAKESPEARE = DataSet(
     "shakespeare",
-    "The text is out of copyright; editions have terms of their own.",
+    "The text is out of copyright; editions have their own terms.",
     fedjax.remotes("shakespeare", FILES),
     read_shakespeare,
     Characters,

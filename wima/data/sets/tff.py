@@ -1,9 +1,9 @@
-"""TFF's federated CIFAR-100: an SQLite file, compressed with lzma, of serialized tf.train.Examples.
+"""TFF's federated CIFAR-100: an lzma-compressed SQLite file of serialized tf.train.Examples.
 
     examples(split_name, client_id, serialized_example_proto)
 
 An Example is a map from names to lists; here `image` (3,072 integers, height x width x channel),
-`label` and `coarse_label`.  The few fields of the wire format that occur are read by hand.
+`label` and `coarse_label`.  The few wire-format fields that occur are parsed by hand.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_pam(source: Path) -> RawData:
                     check_unpacked(source, file.tell() + len(data))
                     file.write(data)
         except (lzma.LZMAError, EOFError, OSError) as error:
-            raise UsageError(f"{source}: truncated, or no lzma file: {error}") from None
+            raise UsageError(f"{source}: truncated, or not an lzma file: {error}") from None
         return _read(plain, source)
 
 
@@ -57,7 +57,7 @@ def _read(path: Path, source: Path) -> RawData:
 
 
 def _split(path: Path, source: Path, split: str) -> tuple[Array, Array, Array, Array]:
-    """Images, labels, coarse labels and clients; `source` is the file that the user knows."""
+    """Images, labels, coarse labels and clients; `source` is the file named in errors."""
     images, labels, groups, clients = [], [], [], []
     query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
     try:
@@ -77,7 +77,7 @@ def _split(path: Path, source: Path, split: str) -> tuple[Array, Array, Array, A
 
 
 def parse_example(data: bytes) -> dict[str, list[int]]:
-    """Name -> integers of a serialized tf.train.Example."""
+    """The integer lists of a serialized tf.train.Example, by name."""
     found = {}
     for _, features in _fields(data):  # Example.features
         for _, entry in _fields(features):  # Features.feature, a map

@@ -1,7 +1,7 @@
 """Which client holds which example, read from a file.
 
-split.npy              an integer per training example: its client, or -1 for none
-splits.npz:key         the same, as one array of several
+split.npy              one integer per training example: its client, or -1 for none
+splits.npz:key         the same, as one of several arrays
 split.json             {"users": [...], "user_data": {user: {"x": ["img_7_label_3.png", ...]}}},
                        the published Dirichlet splits; or "x": [7, ...]
 """
@@ -22,7 +22,7 @@ from wima.data.federated import Array
 from wima.data.mapped import open_mapped
 from wima.storage.reading import TEXT, open_archive, read_array, read_text
 
-ENTRY = 200  # bytes of a line in a .json file, at most
+ENTRY = 200  # largest line of a .json file, in bytes
 _IMAGE = re.compile(r"img_(\d+)_label_(\d+)\.\w+")
 
 
@@ -30,7 +30,7 @@ def read_assignment(source: str, labels: Array) -> Array:
     """The client of each example, checked against the data set."""
     path, _, key = source.partition(".npz:")
     file = Path(os.path.expanduser(path + ".npz" if key else source))
-    check(os.path.isfile(file), f"{file}: there is no such split file.")
+    check(os.path.isfile(file), f"{file}: no such split file.")
     try:
         clients = _from_json(file, labels) if file.suffix == ".json" else _from_numpy(file, key)
     except (OSError, ValueError, LookupError, TypeError, RecursionError, BadZipFile) as error:
@@ -39,7 +39,7 @@ def read_assignment(source: str, labels: Array) -> Array:
         raise UsageError(f"{file}: not a split file: {error!r}") from None
     check(
         clients.shape == labels.shape[:1],
-        f"{file}: has clients for {clients.size:,} examples, but the data set has {len(labels):,}.",
+        f"{file}: expected {len(labels):,} clients, one per example, got shape {clients.shape}.",
     )
     check(bool((clients >= 0).any()), f"{file}: no example belongs to a client.")
     return clients
@@ -50,7 +50,7 @@ def _from_numpy(file: Path, key: str) -> Array:
         with open_archive(file) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
             known = ", ".join(names)
-            check(key in names, f"{file}: say which array, as in {file}:KEY; has {known:.200}.")
+            check(key in names, f"{file}: name the array, as in {file}:KEY; it has {known:.200}.")
             content = read_array(archive, key)
     else:
         content = open_mapped(file)
@@ -67,8 +67,8 @@ def _from_json(file: Path, labels: Array) -> Array:
             index, label = _index(entry, file)
             fits = 0 <= index < len(labels) and (label is None or labels[index] == label)
             whose = f"{entry!r:.80} of user {user!r:.80}"
-            check(fits, f"{file}: {whose} does not fit the data set.")
-            check(clients[index] < 0, f"{file}: {whose} has another user too.")
+            check(fits, f"{file}: {whose} does not match the data set.")
+            check(clients[index] < 0, f"{file}: {whose} is assigned more than once.")
             clients[index] = client
     return clients
 

@@ -1,8 +1,8 @@
 """Which client holds which example: ways to split one labelled data set among clients.
 
-Every function returns an array with the client of example i; every client gets an example, every
-example a client.  `alpha` says how alike clients are: None = each is a fair sample of the whole,
-large = nearly so, small = few classes per client, 0 = one class per client.
+Every function returns an array with the client of each example.  Every client gets at least one
+example, and every example a client.  `alpha` says how similar clients are: None = each is a uniform
+sample of the whole, large = nearly so, small = few classes per client, 0 = one class per client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def split(labels: npt.ArrayLike, num_clients: int, alpha: float | None, seed: int) -> Ids:
-    """The split that `alpha` asks for: None -> `iid`, 0 -> `one_class`, positive -> `dirichlet`."""
+    """Split by `alpha`: None -> `iid`, 0 -> `one_class`, positive -> `dirichlet`."""
     if alpha is None:
         return iid(labels, num_clients, seed)
     check(
@@ -37,7 +37,7 @@ def split(labels: npt.ArrayLike, num_clients: int, alpha: float | None, seed: in
 
 
 def iid(labels: npt.ArrayLike, num_clients: int, seed: int) -> Ids:
-    """Examples dealt at random, client sizes as equal as possible."""
+    """Examples are assigned at random; client sizes are as equal as possible."""
     n = len(_checked(labels, num_clients, seed))
     clients = np.repeat(np.arange(num_clients), _even(n, num_clients))
     return rng("split", seed).permutation(clients)
@@ -46,8 +46,8 @@ def iid(labels: npt.ArrayLike, num_clients: int, seed: int) -> Ids:
 def one_class(labels: npt.ArrayLike, num_clients: int, seed: int) -> Ids:
     """Every client holds one class; large classes get more clients (Hsu et al. 2019, alpha = 0).
 
-    Clients are shared out in proportion to the class counts, at least one each; then a class's
-    examples are dealt as evenly as possible among its clients.
+    Clients are allotted in proportion to the class counts, at least one per class; then a class's
+    examples are distributed among its clients as evenly as possible.
     """
     class_of, counts = _classes(_checked(labels, num_clients, seed))
     check(
@@ -55,7 +55,7 @@ def one_class(labels: npt.ArrayLike, num_clients: int, seed: int) -> Ids:
         f"alpha = 0 gives each client one class, so num_clients must be at least the number of "
         f"classes, {len(counts)}, got {num_clients}.",
     )
-    # One each, the rest by what quotas have above one: plain largest remainder if all are > 1.
+    # One each, the rest by quotas minus one: the usual largest remainder if all quotas are > 1.
     quotas = num_clients * counts / counts.sum()
     extra = _largest_remainder(num_clients - len(counts), np.maximum(quotas - 1, 0))
     share = [_even(n_c, m_c) for n_c, m_c in zip(counts, 1 + extra, strict=True)]
@@ -71,7 +71,7 @@ def dirichlet(labels: npt.ArrayLike, num_clients: int, alpha: float, seed: int) 
 
     Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution".  alpha is
     the *total* concentration: with C balanced classes each component has alpha / C.  Clients are
-    equal in size and served one after another, so the last ones get what is left.
+    equal in size and filled one after another, so the last ones get what is left.
     """
     class_of, counts = _classes(_checked(labels, num_clients, seed))
     check(
@@ -97,7 +97,7 @@ def as_names(clients: npt.ArrayLike) -> npt.NDArray[Any]:
         raise UsageError(f"client names must be a list: {error}") from None
     check(
         names.ndim == 1 and names.size > 0,
-        f"client names must be a list of one or more, one per example, got shape {names.shape}.",
+        f"client names must be a non-empty list, one per example, got shape {names.shape}.",
     )
     if names.dtype == object:  # as pandas stores text; a missing name is None or NaN there
         odd = [name for name in names if not isinstance(name, str)]
@@ -113,19 +113,19 @@ def as_names(clients: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise `UsageError` for long names: in an array, every name takes the space of the longest."""
+    """Raise `UsageError` for long names: in an array, each takes the space of the longest."""
     longest = max(names, key=len, default="")
     check(
         len(longest) <= LONGEST_NAME,
         f"client names must have at most {LONGEST_NAME} characters, got one of {len(longest):,} "
-        f"that begins with {longest[:20]!r}.",
+        f"that starts with {longest[:20]!r}.",
     )
 
 
 def _dirichlet_draw(concentration: Floats, random: np.random.Generator) -> Floats:
     """One draw q ~ Dir(concentration), scaled so that its largest share is 1.
 
-    In log space, since shares of a concentration near 0 underflow:
+    In log space, because shares for a concentration near 0 underflow:
     log Gamma(a) = log Gamma(a + 1) + log(U) / a, and -log(U) is exponential.
     """
     with np.errstate(divide="ignore", over="ignore"):
@@ -139,19 +139,19 @@ def _dirichlet_draw(concentration: Floats, random: np.random.Generator) -> Float
 
 
 def _allocate(size: int, q: Floats, left: Ids) -> Ids:
-    """`size` examples in the shares q, never more of a class than is left of it."""
+    """`size` examples in proportion to q, with no more of a class than is left."""
     took = np.zeros_like(left)
     while (short := size - took.sum()) > 0:
         rest = left - took
         shares = np.where(rest > 0, q, 0.0)
-        if shares.sum() == 0:  # q lies on exhausted classes alone
+        if shares.sum() == 0:  # only exhausted classes have a share
             shares = rest.astype(np.float64)
         took += np.minimum(_largest_remainder(short, shares), rest)
     return took
 
 
 def _largest_remainder(total: int, weights: Floats) -> Ids:
-    """Whole numbers that sum to `total`, as near as can be to the proportions of `weights`."""
+    """Integers that sum to `total`, as close as possible to the proportions of `weights`."""
     if total == 0:
         return np.zeros(len(weights), np.int64)
     quotas = total * (weights / weights.sum())
@@ -162,12 +162,12 @@ def _largest_remainder(total: int, weights: Floats) -> Ids:
 
 
 def _even(total: int, parts: int) -> Ids:
-    """`total` cut in `parts` whole numbers that differ by at most one, the larger ones first."""
+    """`total` as a sum of `parts` integers that differ by at most one, the larger ones first."""
     return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
 
 
 def _deal(class_of: Ids, table: Ids, random: np.random.Generator) -> Ids:
-    """The client of every example, if client k is to hold table[k, c] random ones of class c."""
+    """The client of every example; client k gets table[k, c] random examples of class c."""
     clients = np.empty(len(class_of), np.int64)
     members = np.split(np.argsort(class_of, kind="stable"), np.cumsum(table.sum(0))[:-1])
     for c, examples in enumerate(members):
@@ -182,7 +182,7 @@ def _classes(labels: npt.NDArray[Any]) -> tuple[Ids, Ids]:
 
 
 def _checked(labels: npt.ArrayLike, num_clients: int, seed: int) -> npt.NDArray[Any]:
-    """The labels as an array, once they and the number of clients fit together."""
+    """The labels as an array; raises if they, the number of clients or the seed are invalid."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         got = f"{array.dtype} of shape {array.shape}"
@@ -200,7 +200,7 @@ def _checked(labels: npt.ArrayLike, num_clients: int, seed: int) -> npt.NDArray[
 
 
 def is_integer(number: object) -> TypeGuard[int]:
-    """An integer of Python or NumPy, not a bool."""
+    """Whether it is a Python or NumPy integer, not a bool."""
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 

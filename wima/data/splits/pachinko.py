@@ -27,9 +27,9 @@ def pachinko(
 
     Each client draws a distribution over groups, Dir(coarse, ..., coarse), and over the classes of
     each group, Dir(fine, ..., fine); then, for each of its examples, a group, a class of the group,
-    and an unused example of the class.  A class that has run out is struck from all distributions,
-    and so is a group whose classes all have.  All clients have n // num_clients examples; -1 marks
-    examples that remain.  (Li and McCallum 2006; Reddi et al. 2021, appendix.)
+    and an unused example of the class.  Exhausted classes are removed from all distributions, and
+    so are groups of which all classes are exhausted.  All clients have n // num_clients examples;
+    -1 marks the remaining ones.  (Li and McCallum 2006; Reddi et al. 2021, appendix.)
     """
     y, group_of_example = np.asarray(labels), np.asarray(groups)
     check(len(y) == len(group_of_example), f"{len(y)} labels but {len(group_of_example)} groups.")
@@ -54,7 +54,7 @@ def _client(
     coarse: float,
     fine: float,
 ) -> list[int]:
-    """The examples that one client takes out of the stock."""
+    """The unused examples that one client draws."""
     groups = int(group_of.max()) + 1
     members = [np.flatnonzero(group_of == g) for g in range(groups)]
     p_group = random.dirichlet(np.full(groups, coarse))
@@ -64,7 +64,7 @@ def _client(
     taken: list[int] = []
     while len(taken) < size:
         p = _shares(p_group, p_class, members, np.array([bool(examples) for examples in stock]))
-        # All draws at once, as long as they are draws of the same distribution.
+        # All draws at once, as long as the distribution stays the same.
         for c in random.choice(len(p), size - len(taken), p=p):
             taken.append(stock[c].pop())
             if not stock[c]:
@@ -73,7 +73,7 @@ def _client(
 
 
 def _shares(p_group: Floats, p_class: Floats, members: list[Ids], left: Mask) -> Floats:
-    """The probability of each class, with those that have run out struck."""
+    """The probability of each class; 0 for exhausted ones."""
     shares: Floats = np.zeros(len(p_class))
     of_group = _struck(p_group, np.array([left[m].any() for m in members]))
     for g, m in enumerate(members):
@@ -84,7 +84,7 @@ def _shares(p_group: Floats, p_class: Floats, members: list[Ids], left: Mask) ->
 
 
 def _struck(p: Floats, left: Mask) -> Floats:
-    """Probabilities of what is left; if all of them vanished, even ones."""
+    """The probabilities restricted to what is left; uniform if all of them are 0."""
     shares: Floats = np.where(left, p, 0.0)
     if not shares.sum() > 0:
         shares = left.astype(np.float64)
