@@ -1,4 +1,4 @@
-"""One file per method; `BY_NAME` is how settings find them."""
+"""One file per method; settings look them up in `BY_NAME`."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ class Bias(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaBest(Algorithm):
-    """Clients subtract an estimate of their bias; the server extrapolates its means.
+    """Clients subtract an estimate of their bias; the server extrapolates from its means.
 
         y   <- y - lr * (g_i(y) - h_i)
         h_i <- h_i / (rounds since the last visit) + mu * (w - y)
         w   <- mean + beta * (mean - mean of the round before),    mean = mean_i y_i
 
     Keep mu * lr * steps below 1 for every client: a visit multiplies h_i by about 1 / (rounds since
-    the last visit) - mu * lr * steps, so h_i of clients with many steps would grow without bound.
+    the last visit) - mu * lr * steps, so h_i would grow without bound for clients with many steps.
 
     Varno et al., AdaBest: Minimizing Client Drift in FL (ECCV 2022), Algorithm 1.
 

@@ -1,4 +1,4 @@
-"""What an algorithm is: hyper-parameters and pure functions, with FedAvg as the default of each.
+"""An algorithm: hyper-parameters and pure functions, each of which defaults to FedAvg's.
 
 One round, as every engine runs it:
 
@@ -19,9 +19,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from wima.core.vector import Vector
 
-State: TypeAlias = Any  # a tuple of vectors and numbers; () is none
+State: TypeAlias = Any  # a tuple of vectors and numbers; () if there is none
 Extra: TypeAlias = Any  # the mean of the vectors that clients sent besides delta; None if none
-Asked: TypeAlias = Any  # a vector if the algorithm asks for it, else None
+Asked: TypeAlias = Any  # a vector if the algorithm requests it, else None
 FullGradient = Literal["none", "own", "cohort"]
 ExtraMean = Literal["uniform", "weighted"]
 
@@ -47,7 +47,7 @@ class Local(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """One client's local run, as it happened.
+    """The outcome of one client's local training.
 
     Examples:
         >>> import torch, wima
@@ -72,10 +72,10 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """FedAvg: clients run SGD from w, the server steps with the mean of their deltas.
+    """FedAvg: clients run SGD from w; the server steps with the mean of their deltas.
 
-    Subclasses state how they differ.  Hooks are pure: they read their arguments, write none of them
-    and return new state.
+    Subclasses define only how they differ.  Hooks are pure: they do not modify their arguments, and
+    return new state.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -90,17 +90,17 @@ class Algorithm:
 
     @property
     def full_gradient(self) -> FullGradient:
-        """Full-batch gradients at w: none; own, with each visit; cohort, their mean comes first."""
+        """Full-batch gradients at w: none; own: one per visit; cohort: their mean, in advance."""
         return "none"
 
     @property
     def path_gradient(self) -> bool:
-        """Whether a visit brings the mean of its mini-batch gradients, before any correction."""
+        """Whether a visit returns the mean of its mini-batch gradients, before any correction."""
         return False
 
     @property
     def own_server_rule(self) -> bool:
-        """Whether the step is the algorithm's own; then only plain SGD with rate 1 goes with it."""
+        """Whether it has its own server step; then only plain SGD with rate 1 makes sense."""
         return False
 
     @property
@@ -113,15 +113,15 @@ class Algorithm:
         return ()
 
     def client_init(self, w: Vector) -> State:
-        """The memory of a client that was never visited."""
+        """The memory of a client before its first visit."""
         return ()
 
     def observe(self, gradient: Vector, server: State) -> State:
-        """Take in the cohort's mean full gradient before the clients train."""
+        """Use the cohort's mean full gradient, before the clients train."""
         return server
 
     def local(self, w: Vector, server: State, client: State) -> Local:
-        """The problem that a client is sent."""
+        """The problem sent to a client."""
         return Local(w)
 
     def client_finish(

@@ -14,7 +14,7 @@ class Motion(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FedACG(Algorithm):
-    """Clients start at, and are held near, a look-ahead model.
+    """Clients start at a look-ahead model and are kept close to it.
 
         s <- w + lam * m;   y starts at s
         y <- y - lr * (g_i(y) + beta * (y - s))
@@ -22,7 +22,8 @@ class FedACG(Algorithm):
         w <- w + m                                (= mean_i y_i)
 
     Kim et al., Communication-Efficient Federated Learning with Accelerated Client Gradient (CVPR
-    2024), Algorithm 1.  The authors' code has beta without the 1/2: its 1e-3 is 2e-3 here.
+    2024), Algorithm 1.  The authors' code omits the 1/2 of the proximal term: its beta of 1e-3 is
+    2e-3 here.
 
     Examples:
         >>> import torch, wima

@@ -20,7 +20,7 @@ class FedCM(Algorithm):
         D <- mean_i (w - y_i)/(K_i lr)
 
     Xu et al., FedCM: Federated Learning with Client-level Momentum (2021), Algorithm 2.  alpha is
-    the weight of the gradient: 0.1 is a momentum of 0.9.  Weight decay is part of the gradient.
+    the weight of the gradient: 0.1 means a momentum of 0.9.  Weight decay is part of the gradient.
 
     Examples:
         >>> import torch, wima

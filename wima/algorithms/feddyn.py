@@ -26,8 +26,8 @@ class FedDyn(Algorithm):
         h     <- h - alpha/M * sum over the cohort of (y_i - w)
         w     <- mean_i y_i - h/alpha
 
-    Acar et al., Federated Learning Based on Dynamic Regularization (ICLR 2021), Algorithm 1.  It is
-    not FedAvg as alpha -> 0.  Its authors evaluate means of models, never w.
+    Acar et al., Federated Learning Based on Dynamic Regularization (ICLR 2021), Algorithm 1.  It
+    does not become FedAvg as alpha -> 0.  Its authors evaluate means of models, never w.
 
     Examples:
         >>> import torch, wima

@@ -7,12 +7,12 @@ from wima.core.vector import Vector
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Algorithm):
-    """FedAvg whose clients are held back by mu/2 * |y - w|^2.
+    """FedAvg with a proximal term mu/2 * |y - w|^2 that keeps clients close to w.
 
         y <- y - lr * (g_i(y) + mu * (y - w))
 
     Li et al., Federated Optimization in Heterogeneous Networks (MLSys 2020), Algorithm 2, without
-    its inexactness and stragglers.  Some code has mu/2 or 2*mu in place of mu.
+    its inexactness and stragglers.  Some implementations have mu/2 or 2*mu instead of mu.
 
     Examples:
         >>> import torch, wima

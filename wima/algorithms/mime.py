@@ -22,8 +22,8 @@ class Mime(Algorithm):
         m <- c + momentum * m
 
     Karimireddy et al., Mime: Mimicking Centralized Stochastic Algorithms in Federated Learning
-    (2020), Algorithm 1.  momentum = 0 is MIME SGD.  Scaled as in FedJAX; with the paper's (1 -
-    momentum) in front of c, the same algorithm needs lr / (1 - momentum).
+    (2020), Algorithm 1.  momentum = 0 is MIME SGD.  Scaled as in FedJAX; the paper multiplies c by
+    (1 - momentum), which needs lr / (1 - momentum) for the same steps.
 
     Examples:
         >>> import torch, wima

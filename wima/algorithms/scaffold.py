@@ -22,9 +22,9 @@ class Scaffold(Algorithm):
         c   <- c + 1/M * sum over the cohort of the changes of c_i    (M: all clients)
 
     Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning (ICML
-    2020), Algorithm 1.  Option II asks for `path_gradient`, the mean of the mini-batch gradients
-    that the client computed on its way from w to y, before any correction.  It equals the formula
-    above for plain SGD, and stays right with clipping and momentum.
+    2020), Algorithm 1.  Option II uses `path_gradient`, the mean of the mini-batch gradients that
+    the client computed on its way from w to y, before any correction.  It equals the formula above
+    for plain SGD, and remains correct with clipping and momentum.
 
     Examples:
         >>> import torch, wima

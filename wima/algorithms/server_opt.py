@@ -1,7 +1,7 @@
 """The server's step, a separate axis: w <- w - ServerOpt(pseudo_gradient)  (Eq. 3 of the paper).
 
 Adam, Yogi and Adagrad as in Reddi et al., Adaptive Federated Optimization (ICLR 2021), Algorithm 2:
-no bias correction, tau outside the root.  Fields give the variants of other libraries.
+no bias correction, tau outside the root.  Fields select the variants of other libraries.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ServerOpt(Protocol):
         ...
 
     def update(self, gradient: Vector, state: OptState) -> tuple[Vector, OptState]:
-        """What to subtract from w, and the new state."""
+        """The step to subtract from w, and the new state."""
         ...
 
 
@@ -87,7 +87,7 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(SGD):
-    """SGD whose momentum is 0.9 unless given: FedAvgM.
+    """SGD with a default momentum of 0.9: FedAvgM.
 
     Examples:
         >>> import wima

@@ -1,4 +1,4 @@
-"""What an algorithm sends, found by trying its hooks on a model of one number."""
+"""What an algorithm sends, found by calling its hooks with a model of one number."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Traffic(NamedTuple):
     up: int
 
     def of_round(self, asked: int, answered: int) -> dict[str, int]:
-        """What so many clients receive and send."""
+        """What the clients of a round receive and send."""
         return {"down": asked * self.down, "up": answered * self.up}
 
 
 def traffic(algorithm: Algorithm) -> Traffic:
-    """w and what clients read of the server's state; the update and what is sent with it.
+    """Down: w and the part of the server's state that clients read.  Up: the update and extras.
 
-    Where the cohort's mean gradient comes first, each client is sent w and answers before that.
-    Clients' own memory stays with them.
+    If the cohort's mean gradient is needed first, each client also receives w and sends its
+    gradient before training.  Clients keep their own memory.
     """
     first = algorithm.full_gradient == "cohort"
     down, up = 1 + sum(reads(algorithm)), 1 + sends_extra(algorithm)
@@ -35,13 +35,13 @@ def traffic(algorithm: Algorithm) -> Traffic:
 
 
 def visit_bytes(algorithm: Algorithm, w: Vector, trained: int | None) -> Traffic | None:
-    """The bytes that one client receives and sends; None if the hooks cannot be tried.
+    """The bytes that one client receives and sends; None if the hooks cannot be called.
 
-    Models and updates have the statistics of norm layers, other vectors only what is trained.
+    Models and updates include the statistics of norm layers, other vectors only the trained part.
     """
     try:
         sent = traffic(algorithm)
-    except Exception:  # a user's own hooks may not take a model of one number
+    except Exception:  # a user's own hooks may not accept a model of one number
         return None
     first = algorithm.full_gradient == "cohort"
     whole, part = (len(v) * w.element_size() for v in (w, w[:trained]))
@@ -55,16 +55,16 @@ def sends_extra(algorithm: Algorithm) -> bool:
 
 
 def reads(algorithm: Algorithm) -> list[bool]:
-    """Of each vector in the server's state, whether clients read it.
+    """For each vector in the server's state, whether clients read it.
 
-    Who reads a vector that is not a number gets a problem, sends or remembers what is none.
+    If they do, NaNs in it spread to the client's problem, to what it sends or to its memory.
     """
     count = sum(1 for _ in vectors(algorithm.init(_w())))
     return [_spreads(algorithm, place) for place in range(count)]
 
 
 def emptied(state: State, kept: list[bool]) -> State:
-    """The state with nothing in the vectors that are not kept."""
+    """The state with empty vectors in place of those not kept."""
     keep = iter(kept)
     return _mapped(state, lambda vector: vector if next(keep) else vector[:0])
 
@@ -97,7 +97,7 @@ def _w() -> Vector:
 
 
 def _mapped(tree: Any, change: Callable[[Vector], Vector]) -> Any:
-    """The same nested tuples with every vector changed."""
+    """The same nested tuples with `change` applied to every vector."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if not isinstance(tree, tuple):
