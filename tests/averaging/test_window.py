@@ -260,7 +260,7 @@ def test_two_averagers_of_one_name_need_a_dict():
     assert watched[-1].keys() == {"plain", "a", "b"}
     assert torch.equal(watched[-1]["a"], watched[-1]["b"])
     assert named([wima.WIMA(5), wima.WIMA(5, "classifier")]).keys() == {"wima5", "wima5-classifier"}
-    with pytest.raises(wima.UsageError, match="'plain' is the name of the model without averaging"):
+    with pytest.raises(wima.UsageError, match="'plain' is reserved for the model"):
         Watch({"plain": wima.WIMA(5)}, torch.zeros(2))
 
 

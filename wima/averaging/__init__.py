@@ -1,4 +1,4 @@
-"""Server-side averages of the global models; `BY_NAME` is how settings find them."""
+"""Server-side averages of the global models; settings look them up in `BY_NAME`."""
 
 from __future__ import annotations
 

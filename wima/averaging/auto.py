@@ -1,4 +1,4 @@
-"""The window that chooses itself: which average would the clients' newest gradients prefer?"""
+"""The automatic window: use the average that the clients' newest gradients prefer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from wima.averaging.base import Averager, Past
 from wima.averaging.buckets import Buckets
 from wima.core.vector import Vector
 
-# Each is 1.3 to 1.5 times the one before: accuracy is flat around its best window.
+# Each is 1.3 to 1.5 times the previous one: accuracy is flat around the best window.
 CANDIDATES = (1, 2, 3, *(n * 2**k for k in range(1, 22) for n in (2, 3)))
-REACH = 4  # no window is longer than the models so far over this
+REACH = 4  # the longest window is the number of models so far divided by this
 RECENT = 0.1  # the share of the rounds so far over which scores are averaged
-LEAST = 5  # rounds over which they are averaged at least
-NEAR = 0.9  # the longest window with this share of the best score is used
+LEAST = 5  # the minimum number of rounds over which they are averaged
+NEAR = 0.9  # the longest window with at least this share of the best score is used
 
 
 class Choice(NamedTuple):
@@ -24,26 +24,27 @@ class Choice(NamedTuple):
 
     buckets: Buckets
     scores: Vector  # by candidate, float64
-    judged: Vector  # rounds that each score is of
-    rounds: int  # judged so far
+    judged: Vector  # number of rounds in each score
+    rounds: int  # scored so far
     window: int
 
 
 @dataclass(frozen=True)
 class AutoWindow(Averager):
-    """The mean of the last W models, with W chosen anew in every round.
+    """The mean of the last W models, with W chosen in every round.
 
-    After a round the server has w and the means m_W of the last W models.  The next round brings
-    fresh: what the own gradients of clients add up to, which were drawn independently of w.  To
-    first order, and up to the clients' drift,
+    After a round the server has w and the means m_W of the last W models.  The next round yields
+    fresh, the sum of the clients' own gradients, which were drawn independently of w.  To first
+    order, and up to the clients' drift,
 
         <fresh, m_W - w>  =  lr * (the loss at m_W - the loss at w)
 
-    The score of W is the mean of that over the last rounds, an exponential one.  Windows hold at
-    most a quarter of the models so far: older ones are of another phase of training.  Of those
-    whose score is close to the least, the longest is used: scores are flat around it and have
-    noise, of which a longer window averages more.  If no score is below zero, W is 1.
-    Models are kept as sums, k of each size, so windows are the longest there are of at most W.
+    The score of W is an exponential mean of this over the last rounds.  Windows hold at most a
+    quarter of the models so far: older ones belong to another phase of training.  Of the windows
+    whose score is close to the lowest, the longest is used: scores are flat around the best window
+    and noisy, and longer windows average out more noise.  If no score is below zero, W is 1.
+    Models are kept as sums, k of each size, so the window used is the longest available one of at
+    most W models.
     """
 
     k: int
@@ -57,13 +58,13 @@ class AutoWindow(Averager):
         return Choice(Buckets.start(w, self.k), nothing, nothing.clone(), 0, 1)
 
     def judge(self, state: Choice, fresh: Vector) -> Choice:
-        if not state.buckets.models:  # fresh is of the initial model, which is not averaged
+        if not state.buckets.models:  # fresh belongs to the initial model, which is not averaged
             return state
         products = state.buckets.inner(fresh).cumsum(0).cpu()
         means = products / torch.tensor(state.buckets.windows, dtype=torch.float64)
         there = [n for n in CANDIDATES if n <= _longest(state.buckets.models)]
         new = torch.stack([means[state.buckets.within(n) - 1] - means[0] for n in there])
-        if not bool(new.isfinite().all()):  # it would stay in the scores
+        if not bool(new.isfinite().all()):  # NaN would stay in the scores
             return state
         rounds, known = state.rounds + 1, slice(0, len(there))
         judged, scores = state.judged.to("cpu", copy=True), state.scores.to("cpu", copy=True)
@@ -89,6 +90,6 @@ def _longest(models: int) -> int:
 
 
 def _best(scores: list[float]) -> int:
-    """The last candidate whose score is near the least one, or the first: it has score 0."""
+    """The last candidate whose score is near the lowest, or the first, which has score 0."""
     least = min(scores)
     return max(i for i, score in enumerate(scores) if score <= NEAR * least) if least < 0 else 0

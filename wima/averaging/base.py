@@ -1,7 +1,7 @@
 """Averagers watch the sequence of global models and never steer it.
 
-An averager is a frozen dataclass with `init`, `update` and `value`.  Those that look back ask for a
-`history` of that many earlier models and read it from `past`, which all of them share.
+An averager is a frozen dataclass with `init`, `update` and `value`.  If it needs earlier models,
+`history` is their number, and it reads them from `past`, which all averagers share.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ class Past(Protocol):
     """The models seen so far."""
 
     def ago(self, n: int) -> Vector:
-        """The model n updates before the one that is coming in; 1 is the newest."""
+        """The model n updates before the current one; 1 is the newest."""
         ...
 
     def as_stored(self, w: Vector) -> Vector:
-        """w as `ago` will give it back: itself, unless past models are kept in less precision."""
+        """w as `ago` will return it: rounded if past models are kept in lower precision."""
         ...
 
 
 class Averager:
     """The base of all averagers: what is averaged, and the name of the result.
 
-    part: "all"; "classifier" or "features" take that part from the average and the other one from
-    the newest model.  Subclasses are frozen dataclasses; those with parts have it as a field.
+    part: "all"; "classifier" and "features" take that part from the average and the rest from the
+    newest model.  Subclasses are frozen dataclasses; those that support parts have it as a field.
 
     Examples:
         >>> import torch, wima
@@ -69,16 +69,16 @@ class Averager:
 
     @property
     def judges(self) -> bool:
-        """Whether `judge` is to be called."""
+        """Whether `judge` must be called."""
         return False
 
     @property
     def history(self) -> int:
-        """How many earlier models `update` looks back at."""
+        """How many earlier models `update` reads."""
         return 0
 
     def for_run(self, rounds: int) -> Averager:
-        """Itself, with what depends on the length of the run filled in and checked."""
+        """The averager with everything that depends on the run's length filled in and checked."""
         return self
 
     def memory(self, w: Vector, rounds: int) -> int:
@@ -92,12 +92,12 @@ class Averager:
     def judge(self, state: AverageState, fresh: Vector) -> AverageState:
         """The state after a round in which clients trained from the newest model.
 
-        fresh: the mean of what their own gradients added up to, of the length of the trained part.
+        fresh: the mean over clients of the sum of their own gradients, for the trained part of w.
         """
         return state
 
     def used(self, state: AverageState) -> int | None:
-        """How many models the average is of, if that is not in its name."""
+        """The number of averaged models, if the name does not say it."""
         return None
 
     def update(self, state: AverageState, w: Vector, past: Past) -> AverageState:

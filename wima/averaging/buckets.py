@@ -21,8 +21,8 @@ DEFAULT_K = 2  # 24 sums after 10,000 models; 3 would need 34
 class Buckets(NamedTuple):
     """Sums of consecutive models, in buckets of 1, 2, 4, ... models.
 
-    There are at most k buckets of a size.  One more, and the two oldest of them are merged into one
-    of twice the size (Datar et al., Maintaining Stream Statistics over Sliding Windows, 2002).
+    There are at most k buckets of each size.  If there is one more, the two oldest are merged into
+    one of twice the size (Datar et al., Maintaining Stream Statistics over Sliding Windows, 2002).
     The n newest buckets are a window.  For every W up to the number of models or `longest` there is
 
         a window within a factor of 1 + 1/k of W,
@@ -31,7 +31,7 @@ class Buckets(NamedTuple):
     T models take about k log2(T/k) sums; `most` is the exact maximum.  With `longest`, a bucket is
     dropped when all its models are older than the last `longest`.
 
-    It is a state of an averager: `push` returns the next one and reuses the memory of this one.
+    This is an averager's state: `push` returns the next state and reuses the memory of this one.
     Before the first model there is one bucket of size 0, with the initial model.
     """
 
@@ -41,7 +41,7 @@ class Buckets(NamedTuple):
     k: int
     longest: int | None
     models: int  # so far
-    spare: Spare  # sums that are gone: freed and taken anew, they would fragment memory
+    spare: Spare  # unused sums, kept because freeing and allocating them would fragment memory
 
     @classmethod
     def start(cls, w: Vector, k: int = DEFAULT_K, longest: int | None = None) -> Self:
@@ -52,12 +52,12 @@ class Buckets(NamedTuple):
         return cls((w.to(torch.float64, copy=True),), (0,), w.dtype, k, longest, 0, Spare())
 
     def push(self, w: Vector, longest: int | None = None) -> Self:
-        """The state after model w; longest: in place of the one before, and no shorter."""
+        """The state after model w; longest: replaces the previous limit and may not be lower."""
         longest = longest or self.longest
         sums, sizes, size = [w, *self.sums], [1, *self.sizes], 1
         while sizes.count(size) > self.k:
             oldest = bisect_right(sizes, size) - 1  # of this size
-            newer = sums.pop(oldest - 1)  # never w: there are three buckets or more of this size
+            newer = sums.pop(oldest - 1)  # never w: this size has at least three buckets
             sums[oldest - 1].add_(newer)
             sizes[oldest - 1 : oldest + 1] = [2 * size]
             self.spare.append(newer)
@@ -73,11 +73,11 @@ class Buckets(NamedTuple):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """How many models the 1, 2, ... newest buckets hold."""
+        """The number of models in the 1, 2, ... newest buckets."""
         return tuple(accumulate(self.sizes))
 
     def within(self, window: int) -> int:
-        """How many of the newest buckets hold at most `window` models."""
+        """The number of newest buckets that together hold at most `window` models."""
         return bisect_right(self.windows, window)
 
     def mean(self, n: int) -> Vector:
@@ -92,9 +92,9 @@ class Buckets(NamedTuple):
         return mean
 
     def inner(self, v: Vector) -> Vector:
-        """The inner product of v with each sum, in float64; a shorter v meets their first entries.
+        """The inner product of v with each sum, in float64; a shorter v uses their first entries.
 
-        `inner(v).cumsum(0)` over `windows` is the inner product of v with the mean of every window.
+        `inner(v).cumsum(0)` divided by `windows` is the inner product with each window's mean.
         """
         factor = v.to(torch.float64)
         with one_thread():
@@ -102,22 +102,22 @@ class Buckets(NamedTuple):
 
     @staticmethod
     def most(models: int, k: int = DEFAULT_K, longest: int | None = None) -> int:
-        """The largest number of sums while so many models come in."""
+        """The largest number of sums in a sequence of this many models."""
         count, size, left = 0, 1, models
         while left >= size:
             fit = min(k, left // size)
             count, left, size = count + fit, left - fit * size, 2 * size
-        if longest is not None and longest < models:  # the oldest bucket may reach beyond it
+        if longest is not None and longest < models:  # the oldest bucket may extend beyond it
             return min(count, 1 + Buckets.most(longest - 1, k))
         return count
 
 
 @dataclass(frozen=True)
 class BucketedWindow(Averager):
-    """The mean of about the last W models, from about k log2(W/k) sums in place of the models.
+    """The mean of about the last W models, from about k log2(W/k) sums instead of the models.
 
-    It is over the longest window there is of at most W models: once W models are there, between
-    (1 - 1/k) W and W.  A window below 1 is a share of the models so far.
+    It uses the longest available window of at most W models, which holds between (1 - 1/k) W and W
+    models once there are W.  A window below 1 is a share of the models so far.
     """
 
     window: float

@@ -25,7 +25,7 @@ class EMA(Averager):
     """e <- decay * e + (1 - decay) * w.
 
     begin: "first" starts at the first model, "initial" at the model before round 1, "debiased" at 0
-    with division by 1 - decay^k after k models.
+    and divides by 1 - decay^k after k models.
 
     Examples:
         >>> import torch, wima
@@ -73,7 +73,7 @@ class PowerEMA(Averager):
     """e <- b * e + (1 - b) * w after model t, with b = (1 - 1/t)^(gamma + 1).
 
     The weight of a model is proportional to t^gamma: the memory grows with the run.  sigma is the
-    standard deviation of this profile, as a share of the run, and gamma follows from it,
+    standard deviation of this profile, as a share of the run, and determines gamma:
 
         sigma^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3))
 
@@ -96,7 +96,7 @@ class PowerEMA(Averager):
     part: str = "all"
 
     def __post_init__(self) -> None:
-        check_range("PowerEMA.sigma", self.sigma, above=0, below=0.288)  # that of equal weights
+        check_range("PowerEMA.sigma", self.sigma, above=0, below=0.288)  # equal weights have 0.288
         super().__post_init__()
 
     def _label(self) -> str:

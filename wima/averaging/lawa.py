@@ -1,4 +1,4 @@
-"""LAWA: the mean of the last k models, taken every c-th round."""
+"""LAWA: the mean of the last k models, collected every c-th round."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from wima.storage.ring import Ring
 
 class LAWAState(NamedTuple):
     window: WindowSum
-    ring: Ring  # of its own: the collected models are not the last ones
+    ring: Ring  # its own: the collected models are not the last ones
     t: int  # models seen
 
 
 @dataclass(frozen=True)
 class LAWA(Averager):
-    """The mean of the last k of the models after rounds every, 2 * every, ...
+    """The mean of the last k models, collected every `every` rounds.
 
-    The newest model until the first one is collected.  every = 1 is WIMA with a window of k.
+    Until the first one is collected, it is the newest model.  every = 1 is WIMA with a window of k.
     Kaddour, Stop Wasting My Time! Saving Days of ImageNet and BERT Training with Latest Weight
     Averaging (2022).
 

@@ -1,4 +1,4 @@
-"""The last W models with weights that stand for another fall of the learning rate."""
+"""The last W models, with weights that correspond to another decay of the learning rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wima.storage.ring import Ring
 class ShapedWindow(Averager):
     """The weighted mean of the last W models; see `core.shapes` for the weights.
 
-    There is no running sum: the ring of past models is the state, and every value is a pass over
+    There is no running sum: the state is the ring of past models, and every value takes a pass over
     it, in O(W d).
     """
 
@@ -26,10 +26,10 @@ class ShapedWindow(Averager):
         return self.window
 
     def init(self, w: Vector) -> AverageState:
-        return w.clone()  # until the ring holds a model
+        return w.clone()  # until the ring has a model
 
     def update(self, state: AverageState, w: Vector, past: Past) -> AverageState:
-        return past  # which holds w too when the value is asked for
+        return past  # which also holds w when the value is computed
 
     def value(self, state: AverageState) -> Vector:
         if isinstance(state, Ring):

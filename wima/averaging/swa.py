@@ -1,4 +1,4 @@
-"""SWA: the mean of every c-th model from a late round on."""
+"""SWA: the mean of every c-th model, starting late in the run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class SWAState(NamedTuple):
 class SWA(Averager):
     """The mean of the models of every `cycle`-th round after `start`.
 
-    Until `start` it is the newest model, and from there the model of `start` until the first one is
-    collected, which replaces it.  With t = 0 the first round:
+    Until `start` it is the newest model; then it is the model of `start` until the first collected
+    model replaces it.  With t = 0 for the first round:
 
         fedsam:    collects after round t if t > start and (t - start) % cycle == 0
-        izmailov:  collects after round t if (t + 1 - start) % cycle == 0, where the rate is lowest
+        izmailov:  collects after round t if (t + 1 - start) % cycle == 0, when the rate is lowest
 
     Izmailov et al., Averaging Weights Leads to Wider Optima (UAI 2018); in federated learning:
     Caldarola et al. (ECCV 2022).  Its cyclic rate is a schedule of the run, see `Cyclic`.
@@ -45,7 +45,7 @@ class SWA(Averager):
         tensor([6.])
     """
 
-    start: float = 0.75  # a round, or a share of all rounds if below 1
+    start: float = 0.75  # a round, or a share of all rounds if less than 1
     cycle: int = 10
     phase: Phase = "fedsam"
     part: str = "all"
@@ -72,7 +72,7 @@ class SWA(Averager):
         if t < self.start:
             state.mean.copy_(w)
         elif self._collects(t):
-            if n == 0:  # drop the copy that stood in for the first model
+            if n == 0:  # drop the placeholder for the first model
                 state.mean.copy_(w)
             else:
                 state.mean.add_((w - state.mean) / (n + 1))
@@ -89,14 +89,14 @@ class SWA(Averager):
 
 
 def check_start(name: str, start: Any) -> None:
-    """A start is a round 0, 1, ... or a share in (0, 1)."""
+    """Raise unless a start is a round 0, 1, ... or a share in (0, 1)."""
     check_range(name, start, least=0)
     whole = float(start).is_integer()
     check(whole or start < 1, f"{name} must be a whole round or a share in (0, 1), got {start!r}.")
 
 
 def start_round(name: str, start: float, rounds: int) -> int:
-    """The round that a start means in a run of that length."""
+    """The round that `start` means in a run of that length."""
     t = int(start * rounds) if 0 < start < 1 else int(start)
     check(t < rounds, f"{name} must be a round of the run, 0 ... {rounds - 1}, got {start!r}.")
     return t

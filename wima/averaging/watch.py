@@ -1,4 +1,4 @@
-"""Several averagers on one sequence of models, with one ring for all of them."""
+"""Several averagers of one sequence of models, with a shared ring."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wima.storage.states import Json, decode, encode
 class Watch:
     """Feeds every model to every averager; `vectors()` are the models to evaluate, by name.
 
-    The newest model is always there, as "plain".  ring: how past models are kept, see `Ring`.
+    The newest model is always included, as "plain".  ring: how past models are kept, see `Ring`.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Watch:
         mask: Callable[[str], Tensor] | None = None,
         **ring: Any,
     ) -> None:
-        check("plain" not in averagers, "'plain' is the name of the model without averaging.")
+        check("plain" not in averagers, "'plain' is reserved for the model without averaging.")
         self.averagers = {"plain": Last(), **averagers}
         parts = {a.part for a in averagers.values()} - {"all"}
         if parts and mask is None:
@@ -40,9 +40,9 @@ class Watch:
         self.ring = Ring(max(a.history for a in self.averagers.values()), w, **ring)
 
     def update(self, w: Vector, fresh: Vector | None = None) -> None:
-        """Take in the next model; w is read, never kept or changed, except as "plain".
+        """Take in the next model; w is never changed, and kept only as "plain".
 
-        fresh: what the clients' own gradients add up to, of the round that made w; see `judge`.
+        fresh: the sum of the clients' own gradients in the round that produced w; see `judge`.
         """
         for name, averager in self.averagers.items():
             if averager.judges and fresh is not None:
@@ -51,7 +51,7 @@ class Watch:
         self.ring.push(w)
 
     def encode(self, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
-        """The averagers' states as JSON; their tensors and rings go into the dicts."""
+        """The averagers' states as JSON; adds their tensors and rings to the dicts."""
         rings["past"] = self.ring
         return {
             name: encode(s, f"average {name}", tensors, rings) for name, s in self.states.items()
@@ -60,7 +60,7 @@ class Watch:
     def load(
         self, saved: Mapping[str, Any], store: Segments, tensor: Callable[[str], Tensor]
     ) -> None:
-        """Restore what `encode` and `manifests.save` wrote; tensor: name -> what was stored."""
+        """Restore what `encode` and `manifests.save` wrote; tensor: name -> stored tensor."""
         rings: dict[str, Ring] = {}
         self.encode({}, rings)  # finds the rings of averagers
         for name, ring in rings.items():
@@ -77,7 +77,7 @@ class Watch:
         return torch.where(self._masks[averager.part], value, self.states["plain"])
 
     def used(self) -> dict[str, int]:
-        """How many models each average is of, where its name does not say."""
+        """The number of models in each average whose name does not say it."""
         found = {name: a.used(self.states[name]) for name, a in self.averagers.items()}
         return {name: window for name, window in found.items() if window is not None}
 
@@ -89,7 +89,7 @@ class Watch:
 def named(
     averagers: Averager | Sequence[Averager] | Mapping[str, Averager],
 ) -> dict[str, Averager]:
-    """One or several averagers by the name of their column; two with one name are refused."""
+    """One or several averagers by the name of their column; names must be unique."""
     if isinstance(averagers, Mapping):
         return dict(averagers)
     averagers = [averagers] if isinstance(averagers, Averager) else averagers

@@ -39,7 +39,7 @@ class Window(Averager):
     def update(self, state: WindowSum, w: Vector, past: Past) -> WindowSum:
         if state.seen == 0:
             state.total.zero_()
-        state.total.add_(past.as_stored(w))  # what will be subtracted, to the bit
+        state.total.add_(past.as_stored(w))  # exactly what will be subtracted
         if state.seen >= self.window:
             state.total.sub_(past.ago(self.window))
         return state._replace(seen=state.seen + 1)
@@ -54,14 +54,14 @@ class WIMA(Averager):
 
         w_WIMA = (1/W) * sum of the last W models    (Eq. 4 of the paper)
 
-    Eq. 4 starts when W models are there; before that, the mean of what there is, so that curves
-    begin at round 1.  Equal to W server steps from the model before the window, step j scaled by
-    (W - j)/W for j = 0 ... W - 1: a falling learning rate (Eq. 6 and 7).
+    Eq. 4 applies once there are W models; before that, all models so far are averaged, so that
+    curves begin at round 1.  The average equals W server steps from the model before the window,
+    with step j scaled by (W - j)/W for j = 0 ... W - 1: a learning-rate decay (Eq. 6 and 7).
 
-    window: W; or a share of the models so far, below 1, which are kept as sums; or "auto", which
-    chooses W anew in every round, see `AutoWindow`.
-    shape: of the falling learning rate, "linear", "sqrt" or "cosine"; see `ShapedWindow`.
-    buckets: sums of models in place of the models, at most so many of a size; see `BucketedWindow`.
+    window: W; or a share of the models so far, less than 1, with models kept as sums; or "auto",
+    which chooses W in every round, see `AutoWindow`.
+    shape: of the learning-rate decay: "linear", "sqrt" or "cosine"; see `ShapedWindow`.
+    buckets: keep sums instead of models, at most this many of each size; see `BucketedWindow`.
 
     Examples:
         >>> import torch, wima
@@ -90,7 +90,7 @@ class WIMA(Averager):
         check(
             self.shape == LINEAR or (is_count(self.window) and self.buckets is None),
             f"WIMA.shape={self.shape!r} needs past models, which window='auto', shares and buckets "
-            "do not keep; leave one of them out.",
+            "do not keep; use a fixed window without buckets.",
         )
         super().__post_init__()
 
