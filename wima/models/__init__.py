@@ -1,4 +1,4 @@
-"""Networks; `BY_NAME` makes one for examples of a given shape and number of classes."""
+"""Networks; the functions in `BY_NAME` make one for a given input shape and number of classes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Shape = tuple[int, ...]
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """Any shape: flattened, 64 hidden units."""
+    """For any shape: flattens its input; 64 hidden units."""
     return MLP(prod(shape), 64, classes)
 
 
 def small_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Square images with the channels first."""
+    """For square images with the channels first."""
     channels, side = _square("cnn", shape)
     return SmallCNN(channels, side, classes)
 
@@ -38,7 +38,7 @@ def resnet20(
     groups: int = 2,
     init: Literal["kaiming", "haiku"] = "kaiming",
 ) -> nn.Module:
-    """Square images with the channels first; CIFAR's are 3x32x32."""
+    """For square images with the channels first; CIFAR's are 3x32x32."""
     channels, _ = _square("resnet20", shape)
     return ResNet(classes, shortcut=shortcut, groups=groups, channels=channels, init=init)
 
@@ -46,7 +46,7 @@ def resnet20(
 def resnet8(
     shape: Shape, classes: int, *, width: int = 16, stride: int = 1, groups: int = 2
 ) -> nn.Module:
-    """Square images with the channels first; stride=2 halves them at once."""
+    """For square images with the channels first; stride=2 halves them in the first layer."""
     channels, _ = _square("resnet8", shape)
     return ResNet(classes, 8, width, stride, groups=groups, channels=channels)
 
@@ -54,7 +54,7 @@ def resnet8(
 def femnist_cnn(
     shape: Shape, classes: int, *, dropout: Sequence[float] = (0.25, 0.5), width: int = 32
 ) -> nn.Module:
-    """FEMNIST's images: 1x28x28."""
+    """For FEMNIST's images, 1x28x28."""
     if shape != (1, SIDE, SIDE):
         raise _misfit("femnist-cnn", f"(1, {SIDE}, {SIDE})", shape)
     return FemnistCNN(classes, dropout, width)
@@ -63,7 +63,7 @@ def femnist_cnn(
 def shakespeare_lstm(
     shape: Shape, classes: int, *, embedding: int = 8, hidden: int = 256
 ) -> nn.Module:
-    """Sequences of ids below `classes`: predicts the next one at every place."""
+    """For sequences of ids below `classes`: predicts the next one at every position."""
     if len(shape) != 1:
         raise _misfit("lstm", "(length,)", shape)
     return ShakespeareLSTM(classes, embedding, hidden)
@@ -78,7 +78,7 @@ def mobilenetv2(
     dropout: float = 0.0,
     weights: str | None = None,
 ) -> nn.Module:
-    """Square images of three channels, which come first; weights: a file of ImageNet's."""
+    """For square RGB images with the channels first; weights: a file of ImageNet weights."""
     if len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
         raise _misfit("mobilenetv2", "(3, side, side)", shape)
     model = MobileNetV2(classes, groups, norm, dropout)
@@ -88,7 +88,7 @@ def mobilenetv2(
 
 
 def cifar_lenet(shape: Shape, classes: int, *, width: int = 64) -> nn.Module:
-    """Square images with the channels first, of at least 16x16 pixels."""
+    """For square images with the channels first, of at least 16x16 pixels."""
     channels, side = _square("lenet", shape)
     return LeNet(classes, channels, side, width)
 

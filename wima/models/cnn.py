@@ -16,10 +16,10 @@ SIDE = 28
 
 
 class FemnistCNN(nn.Module):
-    """FedJAX's EMNIST network: two 3x3 convolutions, pooling, 128 hidden units; for 1x28x28.
+    """FedJAX's EMNIST network for 1x28x28: two 3x3 convolutions, pooling, 128 hidden units.
 
-    `width`: the channels of the first convolution, half of those of the second.
-    `dropout`: the rates after the pooling and after the hidden layer.  Haiku's initialisation.
+    `width`: the channels of the first convolution; the second has twice as many.
+    `dropout`: the rates after pooling and after the hidden layer.  Haiku's initialisation.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class FemnistCNN(nn.Module):
             len(dropout) == 2 and all(0 <= rate <= 1 for rate in dropout),
             f"FemnistCNN.dropout must be two rates between 0 and 1, got {dropout}.",
         )
-        pooled = (SIDE - 2 - 2) // 2  # each convolution without padding takes a border of 1
+        pooled = (SIDE - 2 - 2) // 2  # each unpadded convolution removes a border of 1
         self.conv1 = nn.Conv2d(1, width, 3)
         self.conv2 = nn.Conv2d(width, 2 * width, 3)
         self.dropout1 = Dropout(dropout[0])
@@ -42,7 +42,7 @@ class FemnistCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv2(self.conv1(channels_last(x)).relu_())
-        x = F.max_pool2d(x, 2).relu_()  # the ReLU of conv2: the same after pooling, and cheaper
-        x = self.dropout1(x.permute(0, 2, 3, 1).flatten(1))  # pixel by pixel, as it lies
+        x = F.max_pool2d(x, 2).relu_()  # the ReLU of conv2: equal after pooling, and cheaper
+        x = self.dropout1(x.permute(0, 2, 3, 1).flatten(1))  # pixel by pixel, as in memory
         x = self.dropout2(self.hidden(x).relu_())
         return self.classifier(x)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Initial weights: the rules that the networks of the papers start from."""
+"""Initial weights: the rules used by the papers' networks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from wima.core.errors import unknown
 
 
 def truncated_normal_(weight: Tensor, sigma: float) -> None:
-    """Normal with deviation sigma, cut at ±2 sigma, in place.
+    """Normal with standard deviation sigma, truncated at ±2 sigma, in place.
 
-    As in Haiku, sigma is that of the normal before the cut; what is left deviates by 0.88 sigma.
+    As in Haiku, sigma applies before truncation; afterwards the deviation is 0.88 sigma.
     """
     nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
@@ -25,7 +25,7 @@ def haiku_(module: nn.Module) -> None:
 
 
 def kaiming_(module: nn.Module) -> None:
-    """He et al. 2015 for ReLU: normal with sigma = sqrt(2 / fan_in); here with zero biases."""
+    """He et al. 2015 for ReLU: normal with sigma = sqrt(2 / fan_in), here with zero biases."""
     _each_layer(module, lambda weight: _normal_(weight, sqrt(2 / weight[0].numel())))
 
 

@@ -1,4 +1,4 @@
-"""A LeNet-like network for CIFAR: the cheaper stand-in for ResNet20."""
+"""A LeNet-like network for CIFAR, a cheaper substitute for ResNet20."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wima.models.speed import channels_last
 class LeNet(nn.Module):
     """Two 5x5 convolutions of `width` channels, each with 2x2 pooling; 384 and 192 hidden units.
 
-    With a width of 64, the network of Hsu et al. 2019 and of FedSAM (Caldarola et al. 2022);
+    With a width of 64 it is the network of Hsu et al. 2019 and of FedSAM (Caldarola et al. 2022).
     torch's initialisation.
     """
 
@@ -22,7 +22,7 @@ class LeNet(nn.Module):
         super().__init__()
         check_count("LeNet.width", width)
         check(side >= 16, f"LeNet needs images of at least 16x16 pixels, got {side}x{side}.")
-        pooled = ((side - 4) // 2 - 4) // 2  # a 5x5 convolution without padding takes 4
+        pooled = ((side - 4) // 2 - 4) // 2  # an unpadded 5x5 convolution removes 4
         self.features = nn.Sequential(
             nn.Conv2d(channels, width, 5),
             nn.MaxPool2d(2),

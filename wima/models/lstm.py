@@ -1,4 +1,4 @@
-"""The recurrent network for Shakespeare: the next character, at every place of a line."""
+"""The recurrent network for Shakespeare: predicts the next character at every position."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from wima.models.init import haiku_, truncated_normal_
 
 
 class ShakespeareLSTM(nn.Module):
-    """FedJAX's network: embedding, LSTM, tanh, LSTM, tanh, classifier at every place.
+    """FedJAX's network: embedding, LSTM, tanh, LSTM, tanh, classifier at every position.
 
-    Takes character ids (batch, length), gives logits (batch, length, vocabulary).  Haiku's
-    initialisation; the state is zero where a sequence starts.
+    Takes character ids (batch, length) and returns logits (batch, length, vocabulary).  Haiku's
+    initialisation; the state is zero at the start of a sequence.
     """
 
     def __init__(self, vocabulary: int = 90, embedding: int = 8, hidden: int = 256) -> None:
@@ -27,16 +27,16 @@ class ShakespeareLSTM(nn.Module):
         truncated_normal_(self.embedding.weight, 1.0)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids.t())  # time leads inside
-        x = self.lstm1(x).tanh()  # on top of the LSTM's own tanh: FedJAX has both
+        x = self.embedding(ids.t())  # time first
+        x = self.lstm1(x).tanh()  # in addition to the LSTM's own tanh, as in FedJAX
         x = self.lstm2(x).tanh()
         return self.classifier(x.transpose(0, 1))  # type: ignore[no-any-return]
 
 
 class LSTM(nn.Module):
-    """An LSTM over (length, batch, inputs), initialised as Haiku's: one bias, [x, h] as one input.
+    """An LSTM over (length, batch, inputs), initialised as in Haiku: one bias, [x, h] as one input.
 
-    The gates lie in torch's order i, f, g, o: to reorder them at every step took 8 % of it.
+    The gates are in torch's order i, f, g, o: reordering them took 8 % of every step.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -52,15 +52,15 @@ class LSTM(nn.Module):
 
 
 def fused_lstm(x: Tensor, from_x: Tensor, from_h: Tensor, bias: Tensor) -> Tensor:
-    """All outputs h of an LSTM over x (length, batch, inputs), as Haiku defines it:
+    """All outputs h of an LSTM over x (length, batch, inputs), as defined by Haiku:
 
         i, f, g, o = from_x x + from_h h + bias
         c <- sigmoid(f + 1) c + sigmoid(i) tanh(g)
         h <- sigmoid(o) tanh(c)
 
-    In torch's own kernel, whose second bias is the 1 of the forget gate.  A gradient of
-    `ShakespeareLSTM` on 4 sequences of 80 takes 36 ms instead of the 112 of a plain loop (least of
-    12; one thread of an AMD EPYC, torch 2.13).
+    Uses torch's own kernel, whose second bias provides the 1 of the forget gate.  A gradient of
+    `ShakespeareLSTM` on 4 sequences of 80 takes 36 ms, with a plain loop 112 ms (minimum of 12; one
+    thread of an AMD EPYC, torch 2.13).
     """
     hidden = len(bias) // 4
     forget = torch.zeros_like(bias)

@@ -1,4 +1,4 @@
-"""MobileNetV2 with GroupNorm, for landmarks; and its weights from ImageNet."""
+"""MobileNetV2 with GroupNorm for landmarks, and its ImageNet weights."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FIRST, LAST = 32, 1280  # channels before and after them
 
 
 class MobileNetV2(nn.Module):
-    """Sandler et al. 2018 at width 1, for images of three channels.
+    """Sandler et al. 2018 with width 1, for images with three channels.
 
-    norm="group" replaces every BatchNorm by a GroupNorm; 8 groups are those of Google's federated
-    GLDv2 trainer.  norm="batch" is the original.  Tensors have torchvision's names.
+    norm="group" replaces every BatchNorm with a GroupNorm, by default of 8 groups as in Google's
+    federated GLDv2 trainer.  norm="batch" is the original.  Tensors have torchvision's names.
     Initialisation as in torchvision: He et al. 2015 by fan_out; classifier N(0, 0.01^2), bias 0.
     """
 
@@ -77,7 +77,7 @@ class MobileNetV2(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to more channels, 3x3 on each channel alone, 1x1 back without ReLU; plus x if it fits."""
+    """1x1 to more channels, depthwise 3x3, 1x1 back without ReLU; adds x if the shape allows it."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: Norm) -> None:
         super().__init__()
@@ -108,11 +108,11 @@ def conv_norm_relu(
 def load_imagenet(
     model: MobileNetV2, path: str | os.PathLike[str], *, classifier: bool | None = None
 ) -> tuple[str, ...]:
-    """Copy torchvision's tensors from an .npz, .safetensors or .pth file; the names of the copied.
+    """Copy torchvision's tensors from an .npz, .safetensors or .pth file; return their names.
 
-    A model with BatchNorm takes all of them.  One with GroupNorm takes the convolutions: its norms
-    stay fresh, because statistics over a batch say nothing about groups within an image.
-    classifier: whether to take that as well; by default only with BatchNorm.
+    With BatchNorm, all tensors are copied.  With GroupNorm, only the convolutions are: the norms
+    keep their initial values, because batch statistics say nothing about groups within an image.
+    classifier: whether to copy the classifier too; by default only with BatchNorm.
     """
     wanted = _wanted(model, classifier)
     source = _read(Path(path))
@@ -124,7 +124,7 @@ def load_imagenet(
 
 
 def _wanted(model: MobileNetV2, classifier: bool | None) -> dict[str, Tensor]:
-    """The model's own tensors that are to be overwritten."""
+    """The model's tensors to overwrite."""
     layers = dict(model.named_modules())
     batch = any(isinstance(layer, nn.BatchNorm2d) for layer in layers.values())
     take_classifier = batch if classifier is None else classifier
@@ -138,16 +138,16 @@ def _wanted(model: MobileNetV2, classifier: bool | None) -> dict[str, Tensor]:
 
 
 def _compare(wanted: Mapping[str, Tensor], source: Mapping[str, Tensor], path: Path) -> None:
-    """Raise for tensors that are missing or have another shape, naming them."""
+    """Raise, naming them, if tensors are missing or have another shape."""
     missing = [name for name in wanted if name not in source]
     check(not missing, f"{path} has no tensor {_some(missing)}: is it torchvision's MobileNetV2?")
     misshapen = [
-        f"{name} {tuple(source[name].shape)} instead of {tuple(tensor.shape)}"
+        f"{name} of shape {tuple(source[name].shape)} instead of {tuple(tensor.shape)}"
         for name, tensor in wanted.items()
         if source[name].shape != tensor.shape
     ]
     hint = (
-        " Give classifier=False to keep the model's own." if "classifier" in str(misshapen) else ""
+        " Set classifier=False to keep the model's own." if "classifier" in str(misshapen) else ""
     )
     check(not misshapen, f"{path} has {_some(misshapen)}.{hint}")
 
@@ -158,14 +158,14 @@ def _some(names: list[str], most: int = 4) -> str:
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
-    """Name -> tensor, whatever the format; nothing in the file is executed."""
+    """Name -> tensor, in any known format; nothing in the file is executed."""
     if path.suffix not in READERS:
         known = ", ".join(READERS)
-        raise UsageError(f"Weights must be in a file that ends in {known}, got {path}.")
-    check(path.is_file(), f"There is no file of weights {path}.")
+        raise UsageError(f"The file of weights must end in {known}, got {path}.")
+    check(path.is_file(), f"No such file of weights: {path}.")
     try:
         content = READERS[path.suffix](path)
-    except Exception as error:  # what a reader raises depends on where the file is broken
+    except Exception as error:  # damaged bytes can raise anything in readers
         raise UsageError(f"Cannot read weights from {path}: {error}") from error
     if not isinstance(content, Mapping):
         raise UsageError(f"{path} must hold a state dict, got {type(content).__name__}.")

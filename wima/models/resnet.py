@@ -16,14 +16,14 @@ STAGES = 3
 
 
 class ResNet(nn.Module):
-    """He et al. 2016, section 4.2, with GroupNorm in the place of BatchNorm.
+    """He et al. 2016, section 4.2, with GroupNorm instead of BatchNorm.
 
     A 3x3 convolution, three stages of n blocks with `width`, twice and four times as many channels,
     the mean over all pixels, and a linear classifier: 6n + 2 layers.  Stages 2 and 3 halve the
-    image; a stride of 2 halves it in the first convolution too, for a quarter of the work.
+    image; a stride of 2 also halves it in the first convolution, for a quarter of the work.
 
-    shortcut, where a stage changes the shape: "A" skips pixels and pads channels with zeros,
-    "B" is a 1x1 convolution with its norm.  init: "kaiming" or "haiku", see `wima.models.init`.
+    shortcut, where a stage changes the shape: "A" skips pixels and pads channels with zeros, "B" is
+    a 1x1 convolution followed by a norm.  init: "kaiming" or "haiku", see `wima.models.init`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Block(nn.Module):
 
 
 class PadShortcut(nn.Module):
-    """Option A: every second pixel; the new channels are zeros, half of them on each side."""
+    """Option A: every second pixel; new channels are zero, half of them on each side."""
 
     def __init__(self, inputs: int, width: int, groups: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class PadShortcut(nn.Module):
 
 
 class ConvShortcut(nn.Sequential):
-    """Option B: a 1x1 convolution with stride 2, and its norm."""
+    """Option B: a 1x1 convolution with stride 2, then a norm."""
 
     def __init__(self, inputs: int, width: int, groups: int) -> None:
         conv = nn.Conv2d(inputs, width, 1, stride=2, bias=False)
@@ -114,5 +114,5 @@ SHORTCUTS: dict[str, type[PadShortcut] | type[ConvShortcut]] = {
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution that keeps the size (stride 1), without bias: a norm follows."""
+    """A 3x3 convolution that keeps the size (stride 1), without bias because a norm follows."""
     return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
