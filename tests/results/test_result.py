@@ -168,7 +168,7 @@ def test_an_interrupted_run_is_resumed_by_the_same_call_and_by_nothing_else(tmp_
     assert code == 2 and "Python objects" in err and "resume=True" in err
     with pytest.raises(wima.UsageError, match="no final models"):
         wima.read_run(path, task_of()).model()
-    with pytest.raises(wima.UsageError, match="other settings"):
+    with pytest.raises(wima.UsageError, match="different settings"):
         call(lr=0.2)
     done = call()
     assert without_seconds(done).equals(without_seconds(whole))

@@ -1,1 +1,1 @@
-"""What Python gets of a run: data frames, plots, numbers and modules."""
+"""The Python view of a run: data frames, plots, numbers and modules."""

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
 
 SHOWN = 6  # models in a repr
-COUNTS = ("gained", "lost")  # that the plain model lacks
+COUNTS = ("gained", "lost")  # not defined for the plain model
 
 
 class Models(NamedTuple):
-    """The final models of a run, and what they are models of."""
+    """The final models of a run, and their task."""
 
     vectors: dict[str, Vector]
     task: Task
 
 
 class Result:
-    """Records and final models of a run; `load` is asked for the models when they are needed.
+    """The records and final models of a run; `load` is called when the models are needed.
 
     Examples:
         >>> import torch, wima
@@ -58,7 +58,7 @@ class Result:
         path: Path | None = None,
     ) -> None:
         self.records, self._load = list(records), load
-        self.title, self.path = title, path  # path: of the run folder, if there is one
+        self.title, self.path = title, path  # path of the run folder, if any
 
     @cached_property
     def _models(self) -> Models:
@@ -85,35 +85,35 @@ class Result:
 
     @property
     def windows(self) -> dict[str, Counts]:
-        """Model -> rounds, and how many models its average was of; those whose window varies."""
+        """Model -> rounds and the number of averaged models, for averages whose window varies."""
         return self._curves.windows
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
-        """Rounds and values of a model's metric, where it was evaluated."""
+        """The rounds in which a model was evaluated, and the values of its metric."""
         return self._curves.curve(model, metric)
 
     def model(self, name: str = "plain") -> nn.Module:
-        """The final model of that name as a module of its own, in evaluation mode."""
+        """The final model of that name as a new module, in evaluation mode."""
         vectors, task = self._models
         if name not in vectors:
             raise unknown("model", name, vectors)
         check(
             task.workspace is not None,
-            f"The task was made of functions and has no module; vectors[{name!r}] has the numbers.",
+            f"The task was made of functions and has no module; use vectors[{name!r}] instead.",
         )
         assert task.workspace is not None
         return task.workspace.module_at(vectors[name])
 
     def summary(self, metric: str | None = None) -> Summary:
-        """Mean and deviation of each model over the last rounds, as in every table of wima."""
+        """Mean and standard deviation of each model over the last rounds, as in wima's tables."""
         last = last_rounds(self._end)
         late = (as_line(record) for record in self.records if record.t > self._end - last)
         return summary_of(Curves.of(late), last, self._metric(metric))
 
     def plot(self, metric: str | None = None, ax: Any = None) -> Any:
-        """Draw the metric over the rounds, plain solid, averages dashed; returns the axes.
+        """Plot the metric over the rounds, plain solid and averages dashed; returns the axes.
 
-        ax: axes to draw into; the windows of averages that choose theirs are then left out.
+        ax: axes to draw into; automatic windows are then not shown.
         """
         import matplotlib.pyplot as plt
 
@@ -125,10 +125,10 @@ class Result:
         return ax
 
     def to_pandas(self) -> DataFrame:
-        """A row for each round and model that was evaluated, with the metrics in columns.
+        """One row for each evaluated round and model, with the metrics in columns.
 
-        window: how many models an average was of, if any chose that itself.  bytes: what was sent
-        to clients and by them until then, if the records say it.
+        window: the number of averaged models, if any average chose it itself.  bytes: the total
+        sent to and by clients so far, if recorded.
         """
         sent = self._curves.extras
         known = bool(sent.sent) and len(sent.sent) == self._end
@@ -142,10 +142,10 @@ class Result:
         return _frame(rows, ["t", "model"], whole=("window",))
 
     def clients(self) -> DataFrame:
-        """A row for each round and model that was evaluated on clients: how they are distributed.
+        """The distribution over clients, with one row for each evaluated round and model.
 
-        Mean, deviation, mean of the worst tenth, the quantiles q0, q5, ... q100, the number of
-        clients, and how many gained and lost against their own value with the plain model.
+        Mean, standard deviation, mean of the worst tenth, the quantiles q0, q5, ... q100, the
+        number of clients, and how many gained and lost compared with the plain model.
         """
         rows = [
             {"t": r.t, "model": model, **_statistics(summary)}
@@ -155,7 +155,7 @@ class Result:
         return _frame(rows, ["t", "model"], whole=COUNTS)
 
     def finetuned(self) -> DataFrame:
-        """The same before and after fine-tuning on each client, a row for each model and stage."""
+        """The same before and after fine-tuning on each client, one row per model and stage."""
         rows = [
             {"t": r.t, "model": model, "stage": stage, **_statistics(summary)}
             for r in self.records
@@ -165,7 +165,7 @@ class Result:
         return _frame(rows, ["t", "model", "stage"], whole=COUNTS)
 
     def calibration(self) -> DataFrame:
-        """A row for each round, model and bin of confidence: examples, confidence, accuracy."""
+        """One row for each round, model and confidence bin: examples, confidence, accuracy."""
         rows = [
             {"t": r.t, "model": model, "bin": place}
             | dict(zip(("count", "confidence", "accuracy"), found, strict=True))
@@ -181,7 +181,7 @@ class Result:
 
     @property
     def usual_metric(self) -> str:
-        """Accuracy, or else the first metric."""
+        """Accuracy if there is one, else the first metric."""
         check(bool(self.metrics), "No model was evaluated; see eval_every.")
         return self._curves.leading
 
@@ -208,7 +208,7 @@ class Result:
 
 
 def _frame(rows: list[dict[str, Any]], columns: list[str], whole: Sequence[str] = ()) -> DataFrame:
-    """A data frame.  columns: if it is empty; whole: whole numbers of which some are missing."""
+    """A data frame.  columns: used if it is empty; whole: integer columns with missing values."""
     try:
         import pandas as pd
     except ImportError:
@@ -219,7 +219,7 @@ def _frame(rows: list[dict[str, Any]], columns: list[str], whole: Sequence[str] 
 
 
 def _statistics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a summary of clients, in columns."""
+    """A summary of clients as numbers by column."""
     levels = (f"q{100 * share:g}" for share in QUANTILES)
     quantiles = dict(zip(levels, summary["quantiles"], strict=True))
     return {n: v for n, v in summary.items() if n != "quantiles"} | quantiles

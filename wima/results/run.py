@@ -1,4 +1,4 @@
-"""Run a simulation to its end, with a run folder if asked; and read one back."""
+"""Run a simulation to its end, optionally with a run folder, or read a run folder."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def run(
     resume: bool = False,
     **options: Any,
 ) -> Result:
-    """`simulate` to the end: all records and the final models.
+    """Run `simulate` to the end and return all records and the final models.
 
-    progress: show a bar.
+    progress: show a progress bar.
     out: write a run folder, as `wima run` does.
-    resume: go on with the run in that folder if there is one; if it is done, read it.
+    resume: resume the run in that folder, if there is one; if it is complete, read it.
     options: those of `simulate`.
 
     Examples:
@@ -60,7 +60,7 @@ def run(
     follow = Progress if progress else Silent
     if out is not None:
         return _in_folder(Path(out), resume, follow, task, {"algorithm": algorithm, **options})
-    check(not resume, "resume=True needs out=, the folder of the run.")
+    check(not resume, "resume=True needs out=, the run folder.")
     records = []
     with simulate(task, algorithm, **options) as simulation, follow(simulation.rounds) as display:
         for record in simulation:
@@ -88,7 +88,7 @@ def _in_folder(
     if resume and path.exists():
         found = read_folder(path)
         same = found.settings.in_results() == settings.in_results()
-        check(same, f"The run in {path} has other settings; choose another folder.")
+        check(same, f"The run in {path} has different settings; choose another folder.")
         if state_of(found) != "done":
             launch.resume(path, follow, task=task, **parts)
     else:
@@ -100,10 +100,10 @@ def _in_folder(
 
 
 def read_run(path: str | PathLike[str], task: Task | None = None) -> Result:
-    """The result of a run from its folder, finished or not.
+    """The result of a run, complete or not, from its folder.
 
-    task: what the models are models of, for runs that were started with Python objects; others
-    build it from their settings when a model is asked for.
+    task: needed to load models of runs that were started with Python objects; for other runs, it is
+    built from their settings when needed.
 
     Examples:
         >>> import torch, wima
@@ -135,5 +135,5 @@ def _models(found: Run, task: Task | None) -> Models:
         try:
             vectors[name] = vector_of(load_file(file), task.layout)
         except UNREADABLE as error:
-            raise UsageError(f"{file} does not fit the task: {error!s:.200}") from None
+            raise UsageError(f"{file} does not match the task: {error!s:.200}") from None
     return Models(vectors, task)
