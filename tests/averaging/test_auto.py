@@ -198,5 +198,5 @@ def test_other_words_than_auto_are_refused():
     for window in ("automatic", 0, -1, 2.5, None):
         with pytest.raises(UsageError, match=r"WIMA.window must be .* in \(0, 1\) or 'auto', got"):
             WIMA(window)
-    with pytest.raises(UsageError, match=r"WIMA.buckets must be an integer of at least 2, got 0"):
+    with pytest.raises(UsageError, match=r"WIMA.buckets must be an integer >= 2, got 0"):
         WIMA("auto", buckets=0)

@@ -143,7 +143,7 @@ def test_encoded_and_decoded_buckets_go_on_as_before(longest):
 
 @pytest.mark.parametrize("k", [1, 0, -3, 2.0, "4", True, None])
 def test_too_few_buckets_are_refused(k):
-    with pytest.raises(UsageError, match=r"^k must be an integer of at least 2, got"):
+    with pytest.raises(UsageError, match=r"^k must be an integer >= 2, got"):
         Buckets.start(torch.zeros(2), k)
     with pytest.raises(UsageError, match=r"^longest must be a positive integer, got 0\."):
         Buckets.start(torch.zeros(2), longest=0)
@@ -188,5 +188,5 @@ def test_a_window_that_its_name_tells_is_not_told_again():
 def test_a_wrong_number_of_buckets_is_refused(buckets):
     with pytest.raises(UsageError) as error:
         WIMA(1000, buckets=buckets)
-    message = f"WIMA.buckets must be an integer of at least 2, got {buckets!r}."
+    message = f"WIMA.buckets must be an integer >= 2, got {buckets!r}."
     assert str(error.value) == message

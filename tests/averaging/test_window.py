@@ -238,7 +238,7 @@ def test_ring_gives_back_what_was_pushed_n_ago():
         for n in range(1, held + 1):
             assert torch.equal(ring.ago(n), vectors[count - n])
         for n in (0, -1, held + 1):
-            with pytest.raises(IndexError, match=f"{n} pushes ago: holds {held} vectors"):
+            with pytest.raises(IndexError, match=f"{n} pushes ago: the ring holds {held} vectors"):
                 ring.ago(n)
 
 

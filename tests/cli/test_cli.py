@@ -95,7 +95,7 @@ def test_window_and_averagers_together_are_refused(cli, tmp_path):
 
 def test_an_output_folder_that_exists_is_refused(cli, tmp_path):
     (tmp_path / "mine").mkdir()
-    assert_refused(cli, tmp_path, ["run", "digits", "--out", "mine"], ["mine exists already"])
+    assert_refused(cli, tmp_path, ["run", "digits", "--out", "mine"], ["mine already exists"])
 
 
 @pytest.mark.parametrize("out", ["note.txt/run", "/proc/wima-run", "/proc/a/b", "x" * 300])
@@ -185,7 +185,7 @@ def test_the_same_settings_without_out_are_refused_the_second_time(cli, tmp_path
     assert (code, err) == (0, "")
     (made,) = (tmp_path / "runs").iterdir()
     arguments = ["run", "digits", *QUICK, "engine=reference"]  # the engine is no other run
-    assert_refused(cli, tmp_path, arguments, [made.name, "exists already", "--out"])
+    assert_refused(cli, tmp_path, arguments, [made.name, "already exists", "--out"])
 
 
 def test_output_that_is_no_terminal_is_plain_lines(cli):

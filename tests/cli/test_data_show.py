@@ -87,7 +87,7 @@ def test_a_picture_of_its_own_is_replaced_and_no_other(cli, tmp_path):
     for theirs in (b"notes", first.replace(b"wima", b"mine")):
         picture.write_bytes(theirs)
         code, _, errors = cli("show", "digits")
-        assert code == 2 and "digits.png exists already" in errors
+        assert code == 2 and "digits.png already exists" in errors
         assert picture.read_bytes() == theirs
     assert cli("show", "digits", "--force")[0] == 0 and picture.read_bytes() != theirs
 

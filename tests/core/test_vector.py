@@ -236,10 +236,10 @@ REFUSED = {
     "1 is a norm layer with momentum=None": lambda: nn.Sequential(
         nn.Linear(FEATURES, 5), nn.BatchNorm1d(5, momentum=None)
     ),
-    r"one dtype, but .*(weight|bias) is torch\.float32.* is torch\.float64": two_dtypes,
+    r"the same dtype, but .*(weight|bias) is torch\.float32.* is torch\.float64": two_dtypes,
     "0.weight has no shape yet": lambda: nn.Sequential(nn.LazyLinear(5)),
     "1.weight has no shape yet": lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()),
-    "no trainable parameter": lambda: with_bias().requires_grad_(False),
+    "no trainable parameters": lambda: with_bias().requires_grad_(False),
     r"(0\.weight and 1\.weight|1\.weight and 0\.weight) share memory": shared_memory,
 }
 

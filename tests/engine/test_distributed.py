@@ -251,7 +251,7 @@ def test_a_rank_that_cannot_start_ends_the_others(tmp_path):
     work = lambda rank: wima("run", *DISTRIBUTED, "--out", str(path))  # noqa: E731
     first, second = ranks(2, work, tmp_path)
     assert (first.code, second.code) == (2, 1)
-    assert "exists already" in first.output
+    assert "already exists" in first.output
     assert "Rank 0" in second.output
     assert list(path.iterdir()) == []
 

@@ -49,12 +49,12 @@ def test_a_file_that_the_disk_cannot_hold_is_refused_at_once(tmp_path):
 
 def test_a_window_that_memory_cannot_hold_is_refused_at_once(monkeypatch):
     needed = r"The last \d+ models need \d+\.\d GB of memory, but"
-    with pytest.raises(wima.UsageError, match=rf"{needed} \d+\.\d GB is free\. .*folder="):
+    with pytest.raises(wima.UsageError, match=rf"{needed} only \d+\.\d GB is free\. .*folder="):
         wima.WindowAverage(net(), window=10**12)
     with pytest.raises(wima.UsageError, match=needed):
         wima.ArrayWindow(window=10**12).update(torch.ones(1000))
     monkeypatch.setattr("wima.storage.ring.memory_available", lambda: float("inf"))
-    with pytest.raises(wima.UsageError, match=f"{needed} there is not as much free"):
+    with pytest.raises(wima.UsageError, match=f"{needed} that much is not free"):
         wima.WindowAverage(net(), window=10**12)
 
 

@@ -57,12 +57,12 @@ def test_nothing_is_overwritten_but_an_earlier_comparison_with_force(three, cli,
     Path("file").touch()
     for place in ("mine", "file", "runs"):
         code, _, err = cli("compare", "runs", "--out", place, "--force")
-        assert code == 2 and "is no comparison" in err
+        assert code == 2 and "is not a comparison" in err
     assert cli("compare", "runs", "--out", "out")[0] == 0
     code, _, err = cli("compare", "runs", "--out", "out")
     assert code == 2 and "--force" in err
     code, _, err = cli("report", "runs", "--out", "out", "--force")
-    assert code == 2 and "is no report" in err
+    assert code == 2 and "is not a report" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine", "out", "runs"]
 
 

@@ -72,7 +72,7 @@ def test_nothing_is_overwritten_but_an_earlier_report_with_force(cli, tmp_path):
     write_run(tmp_path / "run", {"rounds": ROUNDS}, curves(0))
     (tmp_path / "mine").mkdir()
     code, _, err = cli("report", "run", "--out", "mine", "--force")
-    assert code == 2 and "is no report" in err
+    assert code == 2 and "is not a report" in err
     assert cli("report", "run", "--out", "out")[0] == 0
     (tmp_path / "out" / "index.html").write_text("old")
     code, _, err = cli("report", "run", "--out", "out")

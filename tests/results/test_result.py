@@ -204,7 +204,7 @@ def test_mistakes_are_answered_with_what_there_is(result, stored, monkeypatch):
         result.plot("f1")
     with pytest.raises(wima.UsageError, match=r"read_run\(path, task\)"):
         wima.read_run(stored.path).model("wima3")
-    with pytest.raises(wima.UsageError, match="exists already"):
+    with pytest.raises(wima.UsageError, match="already exists"):
         wima.run(task_of(), out=stored.path, **LONG)
     with pytest.raises(wima.UsageError, match="needs out="):
         wima.run(task_of(), resume=True, **LONG)

@@ -61,7 +61,7 @@ def test_a_file_without_newlines_is_not_read_into_memory(run):
             file.truncate(2**40)
         with pytest.raises(UsageError, match=r"1,099,511,627,776 bytes|is damaged"):
             read_run(run)
-        with pytest.raises(UsageError, match="exists already"):
+        with pytest.raises(UsageError, match="already exists"):
             check_free(run)
 
 
@@ -70,7 +70,7 @@ def test_nesting_without_end_is_refused(run, name):
     (run / name).write_text(DEEP + "\n")
     with pytest.raises(UsageError, match=r"is damaged.*: RecursionError"):
         read_run(run).curve("plain", "accuracy")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         check_free(run)
 
 

@@ -251,7 +251,7 @@ def test_numbers_that_json_does_not_have_become_null_and_read_as_nan(folder):
 
 def test_a_run_folder_is_never_written_over(folder):
     folder.close("done")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         RunFolder.create(folder.path, make_settings({}), {})
 
 

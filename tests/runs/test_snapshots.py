@@ -202,7 +202,7 @@ REFUSED = {
     "--window 15": "The longest window that ends with round 12 is --window 12, got 15.",
     "--window 7": "would begin after round 5. Of those that end with round 12, the nearest are "
     "6 and 9.",
-    "--window 6 --out taken.safetensors": "taken.safetensors exists already",
+    "--window 6 --out taken.safetensors": "taken.safetensors already exists",
     "--window 6 --out mean.pt": "--out must end with .safetensors, got mean.pt.",
 }
 

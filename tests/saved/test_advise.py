@@ -159,7 +159,7 @@ def test_a_picture_of_its_own_is_replaced_and_no_other(cli, tmp_path):
     Image.new("1", (2, 2)).save(tmp_path / "advise.png")
     theirs = (tmp_path / "advise.png").read_bytes()
     code, _, err = cli(*command)
-    assert code == 2 and "advise.png exists already" in err
+    assert code == 2 and "advise.png already exists" in err
     assert (tmp_path / "advise.png").read_bytes() == theirs
     assert cli(*command, "--force")[0] == 0
 

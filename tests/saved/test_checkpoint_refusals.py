@@ -122,7 +122,7 @@ def test_a_damaged_file_is_named_and_nothing_is_written(cli, tmp_path, ending, d
             ["step_1.pt", "--out", "m.pt", "--shape", "sqrt", "--ema", "0.9"],
             ["Give --shape or --ema, not both"],
         ),
-        (["step_1.pt", "--out", "old.pt"], ["old.pt exists already", "--force"]),
+        (["step_1.pt", "--out", "old.pt"], ["old.pt already exists", "--force"]),
         (["step_*.pt", "--out", "step_1.pt", "--force"], ["is one of the checkpoints"]),
         (["int.npz", "text.npz", "--out", "m.npz"], ["text.npz", "'t'", "cannot be averaged"]),
         (["brain.pt", "--out", "m.npz"], [".npz cannot hold bfloat16", "'w'"]),

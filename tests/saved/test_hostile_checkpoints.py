@@ -59,7 +59,7 @@ def test_an_array_of_another_size_than_its_file_is_refused(tmp_path, shape, dtyp
 
 
 def test_a_header_that_is_no_python_is_refused(tmp_path):
-    refused(npz_with_header(tmp_path / "a.npz", "{'descr': '''"), "no header")
+    refused(npz_with_header(tmp_path / "a.npz", "{'descr': '''"), "invalid .npy header")
 
 
 def test_a_small_file_does_not_unpack_to_gigabytes(tmp_path):

@@ -43,7 +43,7 @@ def test_what_is_in_the_way_is_reported_before_anything_is_computed(tmp_path):
     with pytest.raises(UsageError, match="Cannot write"):  # noqa: SIM117
         with written(tmp_path / "file" / "a", kind=UsageError):
             pytest.fail("the block was entered")
-    with pytest.raises(RunError, match="there is no folder"), new_file(tmp_path / "no" / "a"):
+    with pytest.raises(RunError, match="does not exist"), new_file(tmp_path / "no" / "a"):
         pytest.fail("the block was entered")
 
 

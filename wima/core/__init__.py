@@ -1,1 +1,1 @@
-"""What every room needs: errors, checks of arguments, randomness, the machine, the flat vector."""
+"""Shared basics: errors, argument checks, randomness, machine resources, the flat vector."""

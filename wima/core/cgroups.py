@@ -1,8 +1,8 @@
-"""What control groups leave to this process: the limits of containers and batch systems on Linux.
+"""Resource limits that Linux control groups (containers, batch systems) set for this process.
 
-Groups are folders within folders, and each of them limits.  The files of version 1 have other names
-than those of version 2.  Inside a container the innermost group may stand at the root, and those
-around it cannot be seen.
+Groups are nested folders, and the limits of every level apply.  Versions 1 and 2 use different file
+names.  Inside a container, the innermost group may appear as the root, and the groups around it are
+not visible.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ UNLIMITED = float("inf")
 
 
 def memory_left() -> float:
-    """Bytes that this process can still take."""
+    """Bytes that this process can still allocate."""
     return min(map(_memory_left, _groups("memory")), default=UNLIMITED)
 
 
 def cores_allowed() -> float:
-    """Seconds of computing per second; may be a fraction."""
+    """CPU seconds per second; may be a fraction."""
     return min(map(_cores_allowed, _groups("cpu")), default=UNLIMITED)
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The groups that hold this process, innermost first."""
+    """The groups that this process belongs to, innermost first."""
     for line in _text(OWN).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -37,7 +37,7 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _memory_left(group: Path) -> float:
-    """Cached files that nobody reads at the moment can be dropped: they count as free."""
+    """Inactive cached files count as free, because the kernel can drop them."""
     limits = ("memory.max", "memory.high", "memory.limit_in_bytes")
     limit = min(_number(group / name) for name in limits)
     used = min(_number(group / name) for name in ("memory.current", "memory.usage_in_bytes"))
@@ -55,7 +55,7 @@ def _cores_allowed(group: Path) -> float:
         quota, period = map(int, text.split())
     except ValueError:  # "max", or no such files
         return UNLIMITED
-    return quota / period if quota > 0 else UNLIMITED  # -1: none
+    return quota / period if quota > 0 else UNLIMITED  # -1: no limit
 
 
 def _number(path: Path) -> float:

@@ -1,4 +1,4 @@
-"""Checks of arguments; a bool does not count as a number."""
+"""Argument checks.  A bool does not count as a number."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from wima.core.errors import check
 
 
 def is_number(value: Any) -> bool:
-    """An int or float that a float can hold, and not NaN or infinity."""
+    """Whether the value is a finite int or float within the range of a float."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def is_count(value: Any, least: int = 1) -> bool:
-    """An int that is at least `least`."""
+    """Whether the value is an int >= least."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def check_count(name: str, value: Any, least: int = 1) -> None:
     """Raise `UsageError` unless the value is an int >= least."""
     kind = {0: "a non-negative integer", 1: "a positive integer"}.get(least)
-    expected = kind or f"an integer of at least {least}"
+    expected = kind or f"an integer >= {least}"
     check(is_count(value, least), f"{name} must be {expected}, got {value!r}.")
 
 
 def check_rate(name: str, value: Any) -> None:
-    """Raise `UsageError` unless the value is a positive finite number, as learning rates are."""
+    """Raise `UsageError` unless the value is a positive finite number, such as a learning rate."""
     check(is_number(value) and value > 0, f"{name} must be a positive number, got {value!r}.")
 
 
@@ -54,10 +54,10 @@ def check_range(
 
 
 def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Raise `UsageError` unless the value is one of the allowed texts."""
+    """Raise `UsageError` unless the value is one of the allowed strings."""
     check(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}.")
 
 
 def check_switch(name: str, value: Any) -> None:
-    """Raise `UsageError` unless the value is True or False; "False" would be true."""
+    """Raise `UsageError` unless the value is True or False; the string "False" is truthy."""
     check(isinstance(value, bool), f"{name} must be true or false, got {value!r}.")

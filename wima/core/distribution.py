@@ -1,4 +1,4 @@
-"""How the values of clients are distributed."""
+"""Summary of a metric's distribution over clients."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-TENTH = 10  # the worst 1 / 10 of the clients
+TENTH = 10  # "worst" is the mean of the lowest 1 / 10
 QUANTILES = np.arange(21) / 20  # 0, 5, ... 100 %
 
 
 def summary(values: Sequence[float], plain: Sequence[float] | None = None) -> dict[str, Any]:
-    """Mean, population deviation, mean of the lowest tenth, quantiles and number of the values.
+    """Mean, population standard deviation, mean of the lowest tenth, quantiles, and count.
 
-    The tenth is rounded down, and one value at least.  With `plain`, the values of the same clients
-    with the plain model: how many gained and lost against it; ties are neither.
+    The tenth is rounded down but has at least one value.  plain: the same clients' values with the
+    plain model; adds how many clients gained and lost compared to it.  Ties count as neither.
     """
     if not len(values):
         raise ValueError("summary needs at least one value, got none.")

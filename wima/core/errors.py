@@ -1,4 +1,4 @@
-"""The errors that users see."""
+"""Errors shown to users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
-MANY = 20  # names that are not all listed where one of them is suggested
+MANY = 20  # with more names than this, a suggestion replaces the full list
 NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -40,7 +40,7 @@ class RunError(RuntimeError):
     """
 
 
-class Diverged(RunError):  # noqa: N818  (as the state is called)
+class Diverged(RunError):  # noqa: N818  (the name of the state)
     """A run whose model diverged.
 
     Examples:
@@ -56,7 +56,7 @@ class Diverged(RunError):  # noqa: N818  (as the state is called)
 
 
 def check(fact: bool, message: str) -> None:
-    """Raise `UsageError(message)` unless the fact holds."""
+    """Raise `UsageError(message)` unless the fact is true."""
     if not fact:
         raise UsageError(message)
 
@@ -64,9 +64,9 @@ def check(fact: bool, message: str) -> None:
 def unknown(
     kind: str, name: str, known: Iterable[str], words: Mapping[str, str] = NO_WORDS
 ) -> UsageError:
-    """The error for a name that is not in a registry, with the nearest one that is.
+    """The error for a name that is not in a registry; suggests the closest known name.
 
-    words: what else some of them are called.
+    words: synonyms of known names.
     """
     names = sorted(known)
     meant = {**words, **{name.lower(): name for name in names}}
@@ -77,23 +77,23 @@ def unknown(
 
 
 class Mistakes:
-    """A user's mistakes, collected to name all of them at once."""
+    """Collects a user's mistakes, to report all of them at once."""
 
     def __init__(self) -> None:
         self._messages: dict[str, None] = {}
 
     def add(self, *messages: str) -> None:
-        """Note mistakes; one that is there already counts once."""
+        """Add messages; duplicates are dropped."""
         self._messages |= dict.fromkeys(messages)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note the `UsageError` that the block raises."""
+        """Add the message of a `UsageError` raised in the block."""
         try:
             yield
         except UsageError as error:
             self.add(str(error))
 
     def check(self) -> None:
-        """Raise a `UsageError` with a line for each mistake, if there is one."""
+        """Raise a `UsageError` with one line per mistake, if there are any."""
         check(not self._messages, "\n".join(self._messages))

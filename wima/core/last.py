@@ -1,11 +1,11 @@
-"""The rounds at its end that a run is judged by."""
+"""The last rounds of a run, over which its metrics are averaged."""
 
 LAST = 100  # as in the paper
 
 
 def last_rounds(rounds: int) -> int:
-    """How many rounds at its end a run is judged by: 100, but of a short run its last quarter.
+    """Number of final rounds that metrics are averaged over: 100, or the last quarter if shorter.
 
-    What a model gains while training starts up says nothing about the model that is served.
+    Gains early in training say nothing about the final model.
     """
     return max(1, min(LAST, rounds // 4))

@@ -1,4 +1,4 @@
-"""Public names that are loaded at first use, so that importing the package takes no time."""
+"""Public names that are loaded on first use, so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """`__all__` and `__getattr__` of a package.  modules: module -> its public names."""
+    """`__all__` and `__getattr__` for a package.  modules: module -> its public names."""
     where = {name: module for module, names in modules.items() for name in names.split()}
 
     def look_up(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Processor, memory, cores and files of the machine."""
+"""The machine's processor, memory and cores; reserving file space."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def processor() -> str:
 
 
 def memory_available() -> float:
-    """Bytes that processes can still take; infinity if that is unknown."""
+    """Bytes that this process can still allocate; infinity if unknown."""
     free = float("inf")
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
@@ -31,14 +31,14 @@ def memory_available() -> float:
 
 
 def cores() -> int:
-    """Cores that this process may use, by its affinity and its control groups."""
+    """Cores that this process may use, given its affinity and control groups."""
     affine = hasattr(os, "sched_getaffinity")
     count = len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1
     return max(1, ceil(min(count, cores_allowed())))
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Give an open file so many bytes now, so that a lack of room is an error here."""
+    """Allocate `size` bytes for an open file now, so that a full disk raises an error here."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:  # macOS

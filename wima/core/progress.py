@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 def progress_bar(
     label: str, *details: ProgressColumn, width: int | None = None, console: Console | None = None
 ) -> Progress:
-    """Label, bar, details, time left; removed at the end, and shown only where `is_live`.
+    """A bar with label, details and time left; removed at the end, shown only if `is_live`.
 
     width: of the bar; None fills the line.
     """
@@ -21,5 +21,5 @@ def progress_bar(
 
 
 def is_live(console: Console) -> bool:
-    """Whether a bar can move: in a terminal, or in a notebook with ipywidgets."""
+    """Whether a bar can be updated in place: in a terminal, or a notebook with ipywidgets."""
     return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)

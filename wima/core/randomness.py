@@ -1,4 +1,4 @@
-"""Randomness has an address: every draw is a function of what it is for, never of what came before.
+"""Randomness has an address: a draw depends on what it is for, never on earlier draws.
 
 `rng("cohort", seed, t)` is the same stream in every engine, process and resumed run.
 """
@@ -29,7 +29,7 @@ STREAMS = {
 
 def rng(stream: str, *address: int) -> np.random.Generator:
     """The generator at this address; equal addresses give equal draws."""
-    import numpy as np  # here: it takes 0.1 s, and settings need no draws
+    import numpy as np  # imported here: it takes 0.1 s, and settings do not need it
 
     return np.random.default_rng([STREAMS[stream], *address])
 

@@ -1,4 +1,4 @@
-"""Shapes of decay: which learning rate an average of the last models stands for.
+"""Shapes of decay: the learning-rate decay that an average of the last models emulates.
 
 Replay the n steps of a window from the model before it, with step j = 0 ... n - 1 scaled by a decay
 that falls from 1 to 0.  That gives the average of the n models of the window, oldest first, with
@@ -23,7 +23,7 @@ from wima.core.checks import check_one_of
 
 LINEAR = "linear"
 
-# n times the decay of step j: this makes the differences of the linear one exactly 1.
+# n times the decay at step j, so that the linear differences are exactly 1.
 SHAPES: dict[str, Callable[[int, int], float]] = {
     LINEAR: lambda j, n: n - j,
     "sqrt": lambda j, n: n - sqrt(j * n),

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end, handled until a block is left."""
+"""Handling of termination signals within a block."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ENDING = (*ASKED, *([HANGUP] if HANGUP else []))
 
 @contextmanager
 def handled_by(handler: Handler, numbers: Iterable[int] = ENDING) -> Iterator[None]:
-    """Let the handler have these signals; outside the main thread, where none are, do nothing."""
+    """Install the handler within the block; outside the main thread, do nothing."""
     try:
         before = {number: signal.signal(number, handler) for number in numbers}
-    except ValueError:  # not in the main thread, which alone can handle signals
+    except ValueError:  # only the main thread can set signal handlers
         yield
         return
     try:

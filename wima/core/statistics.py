@@ -1,4 +1,4 @@
-"""Means with Student's intervals: of independent values, and of a series in which they are not."""
+"""Means with Student's t intervals, for independent values and for correlated series."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-RISK = 0.05  # that an interval misses the mean
-STRETCHES = 10  # that a series is cut into
-LEAST = 3 * STRETCHES  # values; the correlation of a shorter series is unknown
-FEWEST = 2.5  # independent values that the stretches count as, however correlated they are
+RISK = 0.05  # probability that an interval misses the mean
+STRETCHES = 10  # into which a series is cut
+LEAST = 3 * STRETCHES  # values; in a shorter series, correlation cannot be estimated
+FEWEST = 2.5  # lower bound on the effective number of independent stretches
 
 Values = Sequence[float] | np.ndarray
 
 
 class Estimate(NamedTuple):
-    """A mean, with its standard error and the degrees of freedom of that; NaN if unknown."""
+    """A mean, its standard error and the degrees of freedom of that error; NaN if unknown."""
 
     mean: float
     error: float
     freedom: float
 
     def margin(self, risk: float = RISK) -> float:
-        """Half the two-sided interval."""
+        """Half-width of the two-sided confidence interval."""
         from scipy.special import stdtrit  # type: ignore[import-untyped]  # slow to import
 
         return float(stdtrit(self.freedom, 1 - risk / 2) * self.error)
 
     @property
     def p(self) -> float:
-        """The probability of a mean this far from zero if the true one is zero."""
+        """Two-sided p-value of the hypothesis that the true mean is zero."""
         from scipy.special import stdtr
 
         if self.error == 0:
@@ -45,11 +45,11 @@ def of_independent(values: Values) -> Estimate:
 
 
 def of_series(values: Values) -> Estimate:
-    """The mean of values of which neighbours may be correlated; no error if there are under 30.
+    """The mean of values whose neighbours may be correlated; no error if there are fewer than 30.
 
-    r is the correlation of neighbours among the means of ten stretches.  It is biased by
+    r is the lag-1 autocorrelation of the means of ten stretches.  It is biased by
     -(1 + 4 rho) / 10 (Marriott and Pope 1954); rho corrects that and adds half a standard error.
-    The stretches count as m = 10 (1 - rho) / (1 + rho) independent values, 2.5 at least.
+    The stretches count as m = 10 (1 - rho) / (1 + rho) independent values, but at least 2.5.
     """
     if len(values) < LEAST:
         return _estimate(values, values, nan)
@@ -61,19 +61,19 @@ def of_series(values: Values) -> Estimate:
 
 
 def _estimate(values: Values, parts: Values, count: float) -> Estimate:
-    """The mean of the values; its error is that of parts worth `count` independent ones."""
+    """The mean of the values, with the error of parts that count as `count` independent values."""
     mean = float(np.mean(values)) if len(values) else nan
     error = float(np.std(parts)) / sqrt(count - 1) if count > 1 else nan
     return Estimate(mean, error, count - 1)
 
 
 def student_margin(values: Values, risk: float = RISK) -> float:
-    """Half the interval of the mean of independent values, t(n - 1) s / sqrt(n); NaN if n < 2."""
+    """Half-width of the interval of the mean of independent values, t s / sqrt(n); NaN if n < 2."""
     return of_independent(values).margin(risk)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm 1979): all that are under a risk hold at once."""
+    """p-values corrected for multiple tests (Holm 1979): controls the family-wise error rate."""
     order = np.argsort(ps)
     steps = np.arange(len(ps), 0, -1) * np.array(ps)[order]  # k p_1, (k - 1) p_2, ...
     adjusted = np.empty(len(ps))

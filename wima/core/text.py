@@ -1,4 +1,4 @@
-"""Text that others wrote, names of files for example, on a terminal and in spreadsheets."""
+"""Untrusted text, such as file names, made safe for terminals and spreadsheets."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.text import Text
 
-# Control characters but tab and newline; marks that reorder text; halves of characters.
+# Control characters except tab and newline; marks that reorder text; surrogates.
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-NUMBER = re.compile(r"-|[-+]?[\d.]+(?:e[-+]?\d+)?(?: [\[(][-+−\d., ]*[\])]\*?†?)*")  # of a report
+NUMBER = re.compile(r"-|[-+]?[\d.]+(?:e[-+]?\d+)?(?: [\[(][-+−\d., ]*[\])]\*?†?)*")  # in reports
 
 
 def printable(text: str) -> str:
-    """The text with characters that steer a terminal as escapes."""
+    """The text with characters that control a terminal escaped."""
     return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
-    """Print a text that may hold names of others."""
+    """Print text that may contain untrusted names."""
     print(printable(text), file=file or sys.stdout)
 
 
 def typed_command() -> list[str]:
-    """What was typed to start this process; `wima` and `python -m wima` are the same."""
+    """The command typed to start this process; `python -m wima` becomes `wima`."""
     program = Path(sys.argv[0])
     if program.name != "__main__.py":
         return [program.name, *sys.argv[1:]]
@@ -37,17 +37,17 @@ def typed_command() -> list[str]:
 
 
 def command_line() -> str:
-    """The command that started this process, as a shell reads it."""
+    """The command that started this process, quoted for a shell."""
     return shlex.join(typed_command())
 
 
 def cell(text: str) -> Text:
-    """A text for tables of rich, which would take [b] and :x: for markup."""
+    """Text for a rich table, where [b] and :x: would be read as markup."""
     from rich.text import Text
 
     return Text(printable(text).replace("\n", "\\n"))
 
 
 def in_spreadsheet(text: str) -> str:
-    """The text with a ' before it if a spreadsheet would take it for a formula."""
+    """The text, prefixed with ' if a spreadsheet would read it as a formula."""
     return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text

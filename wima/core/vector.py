@@ -2,11 +2,11 @@
 
 `Flat(module)` lays the module's numbers out in one buffer,
 
-    w = [ trained parameters | the rest: frozen parameters, floating buffers as BatchNorm's ]
+    w = [ trained parameters | the rest: frozen parameters and floating-point buffers ]
 
 and its gradients in a second one, and turns the module's tensors into views of them.  Writing `w`
-writes the model; `backward()` writes the gradient vector.  Integer buffers are counters, not
-numbers to average: they are no part of the vector.
+changes the model; `backward()` writes the gradient vector.  Integer buffers are counters, which
+cannot be averaged, so they are not part of the vector.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from wima.core.errors import UsageError, check
 
-Vector: TypeAlias = Tensor  # one-dimensional, floating
+Vector: TypeAlias = Tensor  # one-dimensional, floating-point
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in the vector.
+    """The position of each named tensor in the vector.
 
     Examples:
         >>> import torch, wima
@@ -42,12 +42,12 @@ class Layout:
 
     slices: dict[str, slice]
     shapes: dict[str, tuple[int, ...]]
-    trained: int  # length of the part that SGD moves; the rest follows it
+    trained: int  # length of the part that SGD updates; the rest follows it
     classifier: tuple[str, ...] = ()  # names of the last linear layer's tensors
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """The tensors one after the other."""
+        """The layout of the tensors, one after another."""
         slices, shapes, start = {}, {}, 0
         for name, tensor in tensors.items():
             shapes[name] = tuple(tensor.shape)
@@ -61,15 +61,15 @@ class Layout:
         return max((s.stop for s in self.slices.values()), default=0)
 
     def view(self, w: Vector, name: str) -> Tensor:
-        """The named tensor inside a vector, in its own shape."""
+        """A view of the named tensor in a vector, in its shape."""
         return w[self.slices[name]].view(self.shapes[name])
 
     def unflatten(self, w: Vector) -> dict[str, Tensor]:
-        """Name -> tensor: what `load_state_dict` takes, but for integer buffers."""
+        """Name -> tensor, as for `load_state_dict`, without integer buffers."""
         return {name: self.view(w, name) for name in self.slices}
 
     def mask(self, part: str) -> Tensor:
-        """True where a vector's entries belong to the part: all, classifier or features."""
+        """A mask of the entries that belong to the part: all, classifier or features."""
         if part == "all":
             return torch.ones(self.size, dtype=torch.bool)
         check(part in PARTS, f"part must be one of {', '.join(PARTS)}, got {part!r}.")
@@ -88,7 +88,7 @@ PARTS = ("all", "classifier", "features")
 
 @dataclass(frozen=True)
 class Flat:
-    """A module bound to two flat buffers: `w` its numbers, `g` the gradient of the trained ones.
+    """A module bound to two flat buffers: `w`, its numbers, and `g`, the gradient.
 
     Examples:
         >>> import torch, wima
@@ -120,34 +120,34 @@ class Flat:
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The module's floating tensors by name: those that are trained, and the rest."""
+    """The module's floating-point tensors by name: trained parameters, and the rest."""
     parameters: dict[str, Tensor] = dict(module.named_parameters())
     floating: dict[str, Tensor] = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
-    check(bool(trained), "The model has no trainable parameter.")
+    check(bool(trained), "The model has no trainable parameters.")
     rest = frozen | floating
     _refuse(module, trained | rest)
     return trained, rest
 
 
 def _refuse(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Raise for what cannot be laid out in one vector, naming it."""
+    """Raise an error that names any tensor that cannot be part of the vector."""
     for name, tensor in tensors.items():
         if nn.parameter.is_lazy(tensor):
             raise UsageError(f"{name} has no shape yet: run one batch through the model first.")
-        check(tensor.is_floating_point(), f"{name} is {tensor.dtype}; expected a floating tensor.")
+        check(tensor.is_floating_point(), f"{name} is {tensor.dtype}; expected floating point.")
     dtypes = {tensor.dtype: name for name, tensor in tensors.items()}
     if len(dtypes) > 1:
         found = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
-        raise UsageError(f"All parameters and buffers must have one dtype, but {found}.")
-    # A tied weight that is one Parameter under two names is fine: it is listed once.
+        raise UsageError(f"All parameters and buffers must have the same dtype, but {found}.")
+    # A tied weight, one Parameter under two names, is fine: it is listed once.
     stored = ((t.data_ptr(), t.nbytes, name) for name, t in tensors.items() if not t.is_meta)
     spans = sorted(stored)
     for (start, length, first), (following, _, second) in pairwise(spans):
         check(
             start + length <= following,
-            f"{first} and {second} share memory without being the same Parameter; tie weights by "
+            f"{first} and {second} share memory but are not the same Parameter; tie weights by "
             "assigning the Parameter itself (b.weight = a.weight).",
         )
     for name, layer in module.named_modules():
@@ -165,7 +165,7 @@ def _layout(module: nn.Module, trained: dict[str, Tensor], rest: dict[str, Tenso
 
 
 def _classifier(module: nn.Module) -> tuple[str, ...]:
-    """Names of the tensors of the last linear layer, as `named_parameters` lists them."""
+    """The names of the last linear layer's tensors, as in `named_parameters`."""
     linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     if not linear:
         return ()
@@ -175,10 +175,10 @@ def _classifier(module: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread, and numbers below 1e-38 are 0, as every engine computes.
+    """Compute with one thread and flush denormals to zero, as every engine does.
 
-    Sums over threads would make the bits depend on their number.  Denormal numbers slow some CPUs
-    down as training converges (not AMD's EPYC, where no difference was measured).
+    With several threads, the bits of a sum depend on their number.  Denormals slow some CPUs down
+    as training converges (no difference was measured on AMD EPYC).
     """
     threads, flushed = torch.get_num_threads(), not bool(torch.tensor(1e-40) * 1)
     torch.set_num_threads(1)

@@ -1,3 +1,3 @@
-"""The version of the package, stated once."""
+"""The package version, defined only here."""
 
 __version__ = "0.1.0"

@@ -245,7 +245,7 @@ def check_free(path: Path) -> None:
         raise UsageError(f"Cannot write {path}: {error.strerror}.") from None
     if taken:
         raise UsageError(
-            f"The output folder {path} exists already; {_advice(path)}choose another with --out, "
+            f"The output folder {path} already exists; {_advice(path)}choose another with --out, "
             "or remove it."
         )
 

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 
 from wima.core.errors import RunError, check
 
-DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(new|old)")  # the names of drafts, and of what they replace
+DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(new|old)")  # drafts, and the folders that they replace
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, are on disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -28,7 +28,7 @@ def sync(path: Path) -> None:
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file, read in pieces."""
+    """The checksum of a file, which is read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
@@ -42,11 +42,11 @@ def cannot_write(path: Path, error: Exception, kind: type[Exception] = RunError)
 def written(
     path: Path, *, folder: bool = False, over: bool = False, kind: type[Exception] = RunError
 ) -> Iterator[Path]:
-    """An empty draft beside `path`, a file or a folder, for the block to fill.
+    """An empty draft next to `path`, a file or a folder, for the block to fill.
 
-    When the block ends well, the draft is synced and takes the name `path`; else it is removed.  A
-    file replaces one of that name, a folder only with `over`.  What prevents writing is raised as
-    `kind`, before anything is computed if possible.
+    If the block succeeds, the draft is synced and renamed to `path`; otherwise it is removed.  A
+    file replaces an existing one; a folder does so only with `over`.  Errors in writing are raised
+    as `kind`, if possible before anything is computed.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
@@ -64,7 +64,7 @@ def written(
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, if they are not there; their names are on the disk."""
+    """Create a folder and its missing parents, and sync their names to disk."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ def _remove(path: Path) -> None:
 
 
 def _rename(draft: Path, path: Path, over: bool) -> None:
-    """Give the draft its name; a folder that had it is removed only afterwards."""
+    """Rename the draft to `path`; a folder that it replaces is removed only afterwards."""
     if not (over and path.is_dir()):
         draft.rename(path)
         return
@@ -93,20 +93,20 @@ def _rename(draft: Path, path: Path, over: bool) -> None:
 
 
 def drafts_of(path: Path) -> list[Path]:
-    """The drafts of a file or folder, also those of processes that were killed."""
+    """The drafts of a file or folder, including those left by killed processes."""
     found = [draft for draft in path.parent.glob(".*") if DRAFT.fullmatch(draft.name)]
     return [draft for draft in found if draft.name[1 : -len(".01234567.new")] == path.name]
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what `written` left behind in processes that were killed; nobody else is writing."""
+    """Remove drafts left by killed processes; no other process may be writing to the folder."""
     for path in folder.glob(".*"):
         if DRAFT.fullmatch(path.name):
             _remove(path)
 
 
 def replace_text(path: Path, text: str, kind: type[Exception] = RunError) -> None:
-    """Write a text file, in place of what was there."""
+    """Write a text file, replacing an existing one."""
     with written(path, kind=kind) as draft:
         draft.write_text(text, encoding="utf-8")
 
@@ -115,27 +115,27 @@ def check_new(path: Path, force: bool) -> None:
     """Refuse a file that exists, unless it may be replaced."""
     check(not path.is_dir(), f"{path} is a folder; expected the name of a file to write.")
     taken = os.path.lexists(path) and not force
-    check(not taken, f"{path} exists already; choose another name, or replace it with --force.")
+    check(not taken, f"{path} already exists; choose another name, or replace it with --force.")
 
 
 def check_place(folder: Path, marker: str, kind: str, force: bool) -> None:
     """Refuse a folder that exists, unless it has our marker and may be replaced."""
     if os.path.lexists(folder):
         ours = (folder / marker).is_file()
-        check(ours, f"{folder} exists and is no {kind}; choose another with --out.")
+        check(ours, f"{folder} exists and is not a {kind}; choose another with --out.")
         hint = "replace it with --force, or choose another"
-        check(force, f"The {kind} {folder} exists already; {hint}.")
+        check(force, f"The {kind} {folder} already exists; {hint}.")
 
 
 @contextlib.contextmanager
 def new_file(path: Path, force: bool = False) -> Iterator[Path]:
-    """A draft of a file that a user asked for, in a folder that exists; see `written`."""
+    """A draft of a file that the user requested, in an existing folder; see `written`."""
     try:
         check_new(path, force)
-    except OSError as error:  # a name that no file can have
+    except OSError as error:  # an invalid file name
         raise cannot_write(path, error) from error
     if not path.parent.is_dir():
-        raise RunError(f"Cannot write {path}: there is no folder {path.parent}.")
+        raise RunError(f"Cannot write {path}: the folder {path.parent} does not exist.")
     with written(path) as draft:
         yield draft
         check_new(path, force)

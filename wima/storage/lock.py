@@ -19,7 +19,7 @@ class Lock:
             self._lock.acquire()
         except Timeout:
             raise UsageError(
-                f"Another process is working on {folder}; wait for it, or end it."
+                f"Another process is working on {folder}; wait until it ends, or stop it."
             ) from None
         except OSError as error:
             raise cannot_write(folder / "lock", error) from error
@@ -30,7 +30,7 @@ class Lock:
 
 def is_running(folder: Path) -> bool:
     """Whether a process holds the run's lock."""
-    if not folder.is_dir():  # filelock would make it
+    if not folder.is_dir():  # filelock would create it
         return False
     try:
         Lock(folder).release()

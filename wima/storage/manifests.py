@@ -1,7 +1,7 @@
 """Manifests: which segments make up a saved state, with their checksums.
 
-A manifest is a file such as `000000120.json`.  The two newest ones are kept, with the segments that
-they need; of large states only what changed since the last one is written.
+A manifest is a file such as `000000120.json`.  The two newest are kept, with the segments that they
+need.  For large states, only what changed since the last manifest is written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, 
 
 
 class Saved(NamedTuple):
-    """A manifest that is intact, with all of its segments."""
+    """An intact manifest whose segments are all intact."""
 
     t: int
-    identity: dict[str, Any]  # what must be the same for the state to be used
-    extra: dict[str, Any]  # what the caller added
+    identity: dict[str, Any]  # must match for the state to be used
+    extra: dict[str, Any]  # added by the caller
     content: dict[str, Any]
 
 
@@ -46,7 +46,7 @@ def save(
 ) -> None:
     """Write a state after t updates as one manifest, then remove what is no longer needed.
 
-    content: JSON; `identity` and `extra` among it, and `clients`, a list of segments, if there are.
+    content: JSON that includes `identity`, `extra` and optionally `clients`, a list of segments.
     """
     manifest = {
         "format": FORMAT,
@@ -84,7 +84,7 @@ def prune(store: Segments) -> None:
 
 
 def discard_after(store: Segments, t: int) -> None:
-    """Remove the manifests of later states: `prune` must not prefer them to those to come."""
+    """Remove the manifests of later states, so that `prune` does not keep them as the newest."""
     for path in manifests(store.folder):
         if int(path.stem) > t:
             path.unlink()
@@ -114,23 +114,23 @@ def find(store: Segments) -> tuple[list[Saved], list[str]]:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Write JSON and its checksum, in place of what was there; its segments are on the disk."""
+    """Write JSON and its checksum, replacing the file; its segments must already be on disk."""
     body = json.dumps(manifest)
     replace_text(path, f"{body}\n{_checksum(body)}\n")
 
 
 def read_manifest(path: Path, number: int) -> dict[str, Any]:
-    """A manifest, intact and of the format with this number."""
+    """Read a manifest; raise an error unless it is intact and has this format number."""
     try:
         body, checksum, end = read_text(path).split("\n")
         manifest = json.loads(body)
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
     if checksum != _checksum(body) or end or not isinstance(manifest, dict):
-        raise RunError(f"{path} is damaged: it has another checksum")
+        raise RunError(f"{path} is damaged: its checksum is wrong")
     if manifest.get("format") != number:
         raise UsageError(
-            f"{path} has format {manifest.get('format')!r}, this version reads {number}."
+            f"{path} has format {manifest.get('format')!r}; this version of wima reads {number}."
         )
     return manifest
 

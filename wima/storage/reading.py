@@ -1,4 +1,4 @@
-"""Reading files that anybody may have written: sizes are checked before anything is allocated."""
+"""Reading untrusted files: sizes are checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-TEXT = 2**25  # bytes of a text file that is read at once
-LINE, BLOCK = 2**24, 2**16  # bytes of a line, and of what is read at once from the end of a file
-UNPACKED, RATIO = 2**28, 100  # bytes that any file may unpack to; else so many times its size
+TEXT = 2**25  # largest text file, in bytes
+LINE, BLOCK = 2**24, 2**16  # bytes: the longest line, and the block size for reading backwards
+UNPACKED, RATIO = 2**28, 100  # unpacked size limit: this many bytes, or RATIO times the file size
 HEADER = 12 + 10_000  # bytes: numpy refuses longer headers
 STORABLE = 2**63 - 1  # bytes; numpy and torch count them in 64 bits
 
 
 def check_file(path: Path) -> None:
-    """Raise `UsageError` unless it is a regular file: pipes and devices may have no end."""
+    """Raise `UsageError` unless it is a regular file: pipes and devices may be endless."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
@@ -37,7 +37,7 @@ def check_file(path: Path) -> None:
 
 
 def read_text(path: Path, most: int = TEXT) -> str:
-    """The text of a regular file of at most so many bytes."""
+    """The text of a regular file of at most `most` bytes."""
     check_file(path)
     size = path.stat().st_size
     check(size <= most, f"{path} has {size:,} bytes; expected at most {most:,}.")
@@ -45,10 +45,9 @@ def read_text(path: Path, most: int = TEXT) -> str:
 
 
 def complete_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a text file, as we write them; what follows the last newline was cut off.
+    """The lines of a text file that end with a newline; an unfinished last line is dropped.
 
-    Editors on Windows put a mark before the text and a carriage return at the end of each line:
-    both are dropped.
+    A byte order mark and carriage returns, which Windows editors add, are removed.
     """
     check_file(path)
     with path.open("rb") as file:
@@ -61,7 +60,7 @@ def complete_lines(path: Path) -> Iterator[bytes]:
 
 
 def last_lines(path: Path) -> Iterator[bytes]:
-    """The lines that `complete_lines` gives, the last one first; the file is read from its end."""
+    """The lines of `complete_lines` in reverse order; the file is read from its end."""
     check_file(path)
     with path.open("rb") as file:
         begin, rest, is_complete = file.seek(0, io.SEEK_END), b"", False
@@ -79,9 +78,9 @@ def last_lines(path: Path) -> Iterator[bytes]:
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """Raise `UsageError` if a file unpacks to more than any data would: it would fill the memory.
+    """Raise `UsageError` if a file unpacks to more than plausible data would (a zip bomb).
 
-    Float numbers shrink to a half when they are compressed, images and text to a tenth.
+    Compression reduces floats to about a half, images and text to about a tenth.
     """
     most = max(UNPACKED, RATIO * path.stat().st_size)
     check(
@@ -92,20 +91,20 @@ def check_unpacked(path: Path, size: int) -> None:
 
 
 class Header(NamedTuple):
-    """What an .npy file declares."""
+    """The header of an .npy file."""
 
     shape: tuple[int, ...]
     by_columns: bool
     dtype: np.dtype[Any]
-    begin: int  # bytes before the numbers
+    begin: int  # offset of the numbers, in bytes
 
 
 def read_header(first: bytes, size: int) -> Header:
     """The header in the first `HEADER` bytes of an .npy file of `size` bytes.
 
-    Raises `ValueError` unless the file can hold what it declares; Python objects are refused.
+    Raises `ValueError` if the file is too small for the declared array or holds Python objects.
     """
-    from numpy.lib import format as npy  # here: it takes 0.1 s, and most readers read text
+    from numpy.lib import format as npy  # imported here: it takes 0.1 s, and most callers read text
 
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     file = io.BytesIO(first)
@@ -113,8 +112,8 @@ def read_header(first: bytes, size: int) -> Header:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             shape, by_columns, dtype = readers[npy.read_magic(file)](file)
-    except Exception as error:  # numpy raises whatever damaged bytes lead it to
-        raise ValueError(f"no header of an .npy file ({type(error).__name__}: {error})") from None
+    except Exception as error:  # numpy can raise anything on damaged data
+        raise ValueError(f"invalid .npy header ({type(error).__name__}: {error})") from None
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are not loaded")
     length = max(1, dtype.itemsize)
@@ -132,7 +131,7 @@ def file_header(path: Path) -> Header:
 
 
 def read_array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
-    """An array of an .npz file; `ValueError` if it is damaged."""
+    """An array in an .npz file; raises `ValueError` if it is damaged."""
     from numpy.lib import format as npy
 
     try:
@@ -141,21 +140,21 @@ def read_array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
             read_header(file.read(HEADER), member.file_size)
         with archive.open(member) as file:
             return npy.read_array(file, allow_pickle=False)
-    except Exception as error:  # zipfile and numpy raise whatever damaged bytes lead them to
+    except Exception as error:  # zipfile and numpy can raise anything on damaged data
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """Open a zip archive, as .npz files are, whose members can be what they declare.
+    """Open a zip archive, such as an .npz file.
 
-    Raises `BadZipFile` if they cannot.
+    Raises `BadZipFile` if its members cannot have the sizes that they declare.
     """
     check_file(path)
     try:
         archive = zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile):
         raise
-    except Exception as error:  # zipfile raises whatever damaged bytes lead it to
+    except Exception as error:  # zipfile can raise anything on damaged data
         raise zipfile.BadZipFile(f"{type(error).__name__}: {error}") from None
     try:
         _check_members(path, archive.infolist())

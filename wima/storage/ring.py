@@ -1,4 +1,4 @@
-"""The last models, each stored once however many averagers look back at them."""
+"""The most recent models, each stored once, however many averagers use them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from wima.core.shapes import LINEAR, weight
 from wima.core.vector import Vector
 from wima.storage.segments import PART, Segments, mapped_file
 
-BLOCK = 8  # models that a mapped ring holds in memory before it writes them down
-CACHED = 2**15  # numbers that are summed at a time, so that their sum stays in the cache
+BLOCK = 8  # models that a mapped ring buffers in memory before writing them
+CACHED = 2**15  # numbers summed at a time, so that the sum stays in the CPU cache
 
 
 class Ring:
     """The last `length` vectors pushed.
 
-    In memory, which is reserved at once and touched as it fills; with `folder`, in a file there
-    that is mapped into memory and deleted with the ring; or, with `mapped`, in the files of a
-    store, which are read when a vector is needed.  dtype: how vectors are kept.
+    They are kept in memory, which is reserved up front and touched as it fills; with `folder`, in a
+    memory-mapped file there, which is deleted with the ring; with `mapped`, in the files of a
+    store, which are read when a vector is needed.  dtype: in which vectors are stored.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Ring:
         else:
             self.rows = mapped_file(folder, shape, self.dtype)
         self.count = 0  # vectors pushed so far
-        self._recent: dict[int, Tensor] = {}  # of a mapped ring: those not yet written
+        self._recent: dict[int, Tensor] = {}  # in a mapped ring: not yet written
         self._where: dict[int, str] = {}  # push -> the segment of the store that holds it
         self._store = mapped
 
     def push(self, w: Vector) -> None:
-        """Store a copy of w over the oldest vector."""
+        """Store a copy of w in place of the oldest vector."""
         if self._mapped is not None and self.length:
             self._recent[self.count] = w.to("cpu", self.dtype, copy=True)
         elif self.length:
@@ -59,37 +59,38 @@ class Ring:
         self.advance()
 
     def place(self) -> Tensor:
-        """Where the next vector goes, over the oldest one; for callers that write it themselves."""
+        """The slot of the next vector, for callers that write it there themselves."""
         return self.rows[self.count % self.length]
 
     def advance(self) -> None:
-        """Count what was written as pushed."""
+        """Count the vector written to `place()` as pushed."""
         self.count += 1
         oldest = self.count - 1 - self.length
         name = self._where.pop(oldest, None)
         if name is not None and self._where.get(oldest + 1) != name and self._store is not None:
-            self._store.drop(name)  # it held nothing younger
+            self._store.drop(name)  # it held no newer vectors
         if self._mapped is not None and len(self._recent) >= BLOCK:
             self.save(self._mapped, "ring")
 
     def restart(self, count: int) -> None:
-        """Forget all vectors; the next one is number `count`."""
+        """Drop all vectors; the next one is number `count`."""
         self.count, self._recent, self._where = count, {}, {}
 
     def ago(self, n: int) -> Vector:
-        """The vector of n pushes ago: 1 is the newest, `length` the oldest."""
+        """The vector pushed n pushes ago: 1 is the newest, `length` the oldest."""
         if not 1 <= n <= min(self.count, self.length):
-            raise IndexError(f"{n} pushes ago: holds {min(self.count, self.length)} vectors.")
+            held = min(self.count, self.length)
+            raise IndexError(f"No vector from {n} pushes ago: the ring holds {held} vectors.")
         return self._pushed(self.count - n).to(self._like)
 
     def as_stored(self, w: Vector) -> Vector:
-        """w as the ring will give it back."""
+        """w as it would be read back, rounded to the ring's dtype."""
         return w if self.dtype == w.dtype else w.to(self.dtype).to(w.dtype)
 
     def mean(self, n: int, shape: str = LINEAR) -> Vector:
-        """The mean of the last n vectors, which are summed in float64, the oldest first.
+        """The mean of the last n vectors, summed in float64, oldest first.
 
-        shape: that of the weights, see `core.shapes`.
+        shape: of the weights; see `core.shapes`.
         """
         total = torch.zeros(self._size, dtype=torch.float64, device=self._like.device)
         oldest = self.count - n
@@ -107,12 +108,12 @@ class Ring:
         return self._mapped.read(self._where[number], str(number))
 
     def save(self, store: Segments, kind: str) -> list[str]:
-        """Write what no segment holds yet; the segments that hold the ring, oldest first."""
+        """Write vectors that are in no segment yet; returns the ring's segments, oldest first."""
         if self._mapped is None and store is not self._store:
             self._store, self._where = store, {}
         live = range(max(0, self.count - self.length), self.count)
         fresh = [n for n in live if n not in self._where]
-        rows = max(1, PART // max(1, self._row_bytes))  # in a segment
+        rows = max(1, PART // max(1, self._row_bytes))  # per segment
         for part in (fresh[k : k + rows] for k in range(0, len(fresh), rows)):
             name = store.write(kind, {str(n): self._pushed(n) for n in part}, part)
             self._where.update((n, name) for n in part)
@@ -131,13 +132,13 @@ class Ring:
 
 
 def _reserved(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for so many vectors, if there is enough."""
+    """Allocate a matrix; raises `UsageError` if there is not enough memory."""
     needed, here = prod(shape) * dtype.itemsize, device.type == "cpu"
     free = memory_available() if here else inf
     if needed <= free:
-        with contextlib.suppress(RuntimeError):  # how torch says that there is not enough
+        with contextlib.suppress(RuntimeError):  # torch's out-of-memory error
             return torch.empty(shape, dtype=dtype, device=device)
-    known = f"{free / 1e9:.1f} GB is" if needed > free else "there is not as much"
+    known = f"only {free / 1e9:.1f} GB is" if needed > free else "that much is not"
     raise UsageError(
         f"The last {shape[0]} models need {needed / 1e9:.1f} GB of memory, but {known} free. Keep "
         "them in files (folder= of WindowAverage and ArrayWindow, window_store='files' of runs and "
@@ -146,7 +147,7 @@ def _reserved(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) 
 
 
 def _add(total: Vector, vectors: Sequence[Vector], weights: Sequence[float]) -> None:
-    """Add weighted vectors to a float64 total, piece by piece, without a copy of any vector."""
+    """Add weighted vectors to a float64 total in chunks, without copying whole vectors."""
     for start in range(0, len(total), CACHED):
         piece = slice(start, start + CACHED)
         part = total[piece]

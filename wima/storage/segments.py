@@ -1,6 +1,6 @@
 """Tensors in files that are written once and never changed.
 
-A segment is a safetensors file.  Its checksum is noted in the manifest that needs it.
+A segment is a safetensors file.  Manifests that need it record its checksum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wima.storage.files import digest, remove_drafts, written
 
 SUFFIX = ".safetensors"
 NAME = re.compile(r"[a-z]+-\d{9,}\.safetensors")  # other files in the folder are not ours
-PART = 2**26  # bytes; larger states are written in several segments, since writing takes a copy
+PART = 2**26  # bytes; larger states are split into several segments, since writing copies the data
 
 
 class Segments:
@@ -42,8 +42,8 @@ class Segments:
         return [path for path in self.folder.glob(f"*{SUFFIX}") if NAME.fullmatch(path.name)]
 
     def write(self, kind: str, tensors: Mapping[str, Tensor], about: Any = None) -> str:
-        """Write a new segment; returns its name.  about: any JSON, see the method `about`."""
-        self._number += 1  # never one that is there: names sort by age
+        """Write a new segment; returns its name.  about: JSON, which `about()` reads back."""
+        self._number += 1  # never reused: names sort by age
         name = f"{kind}-{self._number:09d}{SUFFIX}"
         with written(self.folder / name) as draft:
             save_file(_apart(tensors), draft, {"about": json.dumps(about)})
@@ -51,14 +51,14 @@ class Segments:
         return name
 
     def read(self, name: str, key: str) -> Tensor:
-        """A copy of one tensor; the rest of the file is not read."""
+        """Read one tensor; the rest of the file is not read."""
         try:
             return self._file(name).get_tensor(key)  # type: ignore[no-any-return]
         except (OSError, SafetensorError) as error:
             raise RunError(f"{self.folder / name} cannot be read: {error}") from error
 
     def about(self, name: str) -> Any:
-        """The JSON that was written with the segment."""
+        """The JSON stored with the segment."""
         try:
             return json.loads(self._file(name).metadata()["about"])
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -74,19 +74,19 @@ class Segments:
         return sorted(path.name for path in self.folder.glob(f"{kind}-*{SUFFIX}"))
 
     def verify(self, name: str, expected: str) -> None:
-        """Raise `RunError` unless the file is there with this checksum."""
+        """Raise `RunError` unless the file exists and has this checksum."""
         path = self.folder / name
         if not NAME.fullmatch(name):
-            raise RunError(f"{name!r:.80} is no name of a segment")
+            raise RunError(f"{name!r:.80} is not a segment name")
         if not path.is_file():
             raise RunError(f"{path} is missing")
         if digest(path) != expected:
-            raise RunError(f"{path} is damaged: it has another checksum")
+            raise RunError(f"{path} is damaged: its checksum is wrong")
         self.sums[name] = expected
         self._needed.add(name)
 
     def keep(self, names: Iterable[str]) -> None:
-        """Remove all segments but those that manifests need, and drafts."""
+        """Remove drafts, and all segments except those that manifests need."""
         self._needed = set(names)
         remove_drafts(self.folder)
         for path in self._files():
@@ -102,7 +102,7 @@ class Segments:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, none of which shares memory with another: safetensors refuses that."""
+    """Copies where tensors share memory, which safetensors refuses."""
     taken: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():
@@ -116,9 +116,9 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """A tensor in a file without a name, which is deleted with it, however the process ends.
+    """A tensor in an unnamed file, which disappears with it, however the process ends.
 
-    Its space is reserved here: a disk that is full later would kill the process when it writes.
+    The space is reserved up front: if the disk filled up later, a write would kill the process.
     """
     size = prod(shape)
     try:
@@ -128,15 +128,15 @@ def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Ten
             rows = torch.from_file(file.name, shared=True, size=size, dtype=dtype)
     except OSError as error:
         needed = f"{size * dtype.itemsize / 1e9:.1f} GB of past models"
-        reason = error.strerror or str(error)
-        raise UsageError(f"{folder} cannot hold {needed}: {reason}. Name another folder.") from None
+        reason = f"{error.strerror or error}. Choose another folder."
+        raise UsageError(f"{folder} cannot hold {needed}: {reason}") from None
     return rows.view(shape)
 
 
 class Storage(NamedTuple):
     """Where the large parts of a run's state are kept."""
 
-    store: Segments | None = None  # files; without them, all is in memory
+    store: Segments | None = None  # files; None: everything is in memory
     mapped_window: bool = False  # past models in files, not in memory
-    client_bytes: float = float("inf")  # of clients' memory in memory; the rest is in files
+    client_bytes: float = float("inf")  # of clients' state kept in memory; the rest is in files
     dtype: torch.dtype | None = None  # of past models

@@ -1,8 +1,8 @@
-"""States as tensors and JSON: how the memory of algorithms, optimizers and averagers is stored.
+"""States as tensors and JSON: how the state of algorithms, optimizers and averagers is stored.
 
-A state is a tree of tuples with tensors, numbers, texts and None at its leaves.  A `Spare`, memory
-for later updates, is not stored.  Named tuples get their class back from a state of the same kind
-(what `init` returns), so no class is ever looked up by a name that stands in a file.
+A state is a tree of tuples whose leaves are tensors, numbers, strings and None.  A `Spare`, which
+holds buffers for later updates, is not stored.  The class of a named tuple is taken from a state of
+the same kind (what `init` returns), so no class is ever looked up by a name in a file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torc
 
 
 class Spare(list[Tensor]):
-    """Memory that a state keeps for its next updates; it comes back empty."""
+    """Buffers that a state keeps for later updates; restored empty."""
 
 
 def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
-    """The tree as JSON; tensors and rings go into the dicts, under names that begin with `name`.
+    """The tree as JSON; its tensors and rings are added to the dicts, named `name`, `name.0`, ...
 
-    A ring that is in the dict already keeps the name it has there.
+    A ring that is already in the dict keeps its name.
     """
     if isinstance(tree, Tensor):
         tensors[name] = tree
@@ -46,17 +46,17 @@ def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ri
         branches = [encode(b, f"{name}.{k}", tensors, rings) for k, b in enumerate(tree)]
         return {"tuple": branches}
     raise UsageError(
-        f"{name} is a {type(tree).__name__}, which a checkpoint cannot hold; states must be tuples "
-        "of vectors, numbers, texts and None."
+        f"{name} is a {type(tree).__name__}, which a checkpoint cannot store; states must be "
+        "tuples of vectors, numbers, strings and None."
     )
 
 
 def decode(
     json: Json, like: Any, tensor: Callable[[str], Tensor], rings: Mapping[str, Ring]
 ) -> Any:
-    """The tree of `encode`; `like` is a state of the same kind."""
+    """The tree that `encode` stored; `like` is a state of the same kind."""
     if not isinstance(json, dict) or len(json) != 1:
-        raise RunError(f"a state reads {json!r:.60}")
+        raise RunError(f"invalid state {json!r:.60}")
     ((kind, content),) = json.items()
     if kind == "tensor":
         return tensor(content)
@@ -75,7 +75,7 @@ def decode(
 
 
 def size(tree: Any) -> int:
-    """Bytes of a state's vectors."""
+    """Bytes of the tensors in a state."""
     if isinstance(tree, Tensor):
         return tree.nbytes
     if isinstance(tree, Ring):
