@@ -49,7 +49,7 @@ def test_jobs_that_are_requeued_end_with_the_bytes_of_a_local_sweep(tmp_path, cl
             }
         )
         table.send_signal(signal.SIGINT)
-        assert table.wait(timeout=60) == 130 and "The runs go on" in table.stderr.read()
+        assert table.wait(timeout=60) == 130 and "The runs continue" in table.stderr.read()
     nodes = slurm("scontrol", "show", "job", first.partition("_")[0])
     assert "NodeList=n1" in nodes and "NodeList=n2" in nodes
     for job in (first, second):

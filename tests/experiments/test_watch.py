@@ -178,7 +178,7 @@ def test_a_job_that_is_requeued_goes_on_until_slurm_ends_it(handlers, tmp_path, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--cpus", "2"], "--cpus is for jobs of SLURM; add --slurm."),
+        (["--cpus", "2"], "--cpus is for SLURM jobs; add --slurm."),
         (["--slurm", "--jobs", "2"], "--parallel"),
         (["--slurm", "--time", "1"], "--time"),
         (["--slurm", "--memory", "x"], "--memory"),

@@ -274,8 +274,14 @@ def test_wima_advise_tries_windows_of_a_run(cli, run, monkeypatch):
     [
         (["--metric", "accurcy"], "Unknown metric 'accurcy'; did you mean 'accuracy'?"),
         (["--windows", "4"], "the nearest are 3 and 6"),
-        (["--decays", "0.9"], "--decays, --last, --every, --order and --key need files and --eval"),
-        (["other"], "Expected --eval, the command that evaluates a file, or the folder of one run"),
+        (
+            ["--decays", "0.9"],
+            "--decays, --last, --every, --order and --key require files and --eval",
+        ),
+        (
+            ["other"],
+            "Expected --eval, with a command that evaluates a file, or a single run folder",
+        ),
     ],
 )
 def test_advice_on_a_run_that_cannot_be_given_is_refused(arguments, message, cli, run):

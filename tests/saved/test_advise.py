@@ -52,9 +52,7 @@ def test_windows_are_1_2_5_10_and_so_on_and_all_files():
     assert default_windows(1) == [1]
     assert candidates(3, None, None) == [Window(1), Window(2), Window(3), Decay(0.5)]
     assert candidates(9, "4,1", "") == [Window(1), Window(4)]
-    with pytest.raises(
-        UsageError, match=r"--windows must be numbers with commas between, got '3;4'"
-    ):
+    with pytest.raises(UsageError, match=r"--windows must be comma-separated numbers, got '3;4'"):
         candidates(9, "3;4", "")
 
 
@@ -89,9 +87,9 @@ def test_a_difference_within_the_noise_is_not_called_a_gain():
     values = {Window(1): [0.90, 0.92, 0.91], Window(2): [0.95, 0.90, 0.91]}
     rows = compare(values, minimize=False)
     assert best_of(rows).rule == Window(2)
-    assert "it is not shown that averaging helps" in verdict(rows)[1]
+    assert "no evidence that averaging helps" in verdict(rows)[1]
     one = compare({rule: own[:1] for rule, own in values.items()}, minimize=False)
-    assert np.isnan(one[1].margin) and "nothing is known of the uncertainty" in verdict(one)[1]
+    assert np.isnan(one[1].margin) and "the uncertainty is unknown" in verdict(one)[1]
 
 
 def test_the_interval_is_students_and_grows_with_the_number_of_candidates():
@@ -142,7 +140,7 @@ def test_the_command_prints_a_table_and_draws_a_picture(cli, tmp_path):
     code, out, err = cli("advise", "step_*.npz", "--eval", evaluator(tmp_path), *arguments)
     assert (code, err) == (0, "")
     assert "12 checkpoints, 4 candidates, 2 end points." in out
-    first = f"Read distance={np.linalg.norm(noise(12)[-1]):.5g} from step_11.npz"
+    first = f"Read distance={np.linalg.norm(noise(12)[-1]):.5g} for step_11.npz"
     assert out.count("Read ") == 1 and first in out and "distance, mean over 2" in out
     assert [name for name in ("plain", "W = 4", "W = 12", "EMA 0.8") if name not in out] == []
     assert "W = 12 is best" in out and "Picture: advise.png" in out

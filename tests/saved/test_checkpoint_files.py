@@ -229,7 +229,9 @@ def test_the_command_takes_quoted_patterns_and_says_what_was_used(cli, tmp_path)
     assert "6 numbers in 2 tensors" in out
     assert_same(load(tmp_path / "mean.pt"), small(11))
     code, out, _ = cli("average", "run/*.safetensors", "--out", "all.npz")
-    assert code == 0 and "Window 100, but there are 12 checkpoints: all of them were used." in out
+    assert (
+        code == 0 and "The window is 100, but there are only 12 checkpoints: all were used." in out
+    )
     assert load(tmp_path / "all.npz")["w"].tolist() == [6.5] * 4
     assert cli("average", "run/*", "--ema", "0.5", "--last", "2", "--out", "ema.pt")[0] == 0
     assert load(tmp_path / "ema.pt")["w"].tolist() == [11.5] * 4

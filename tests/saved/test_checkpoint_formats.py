@@ -50,17 +50,19 @@ def test_models_in_several_files_are_read_by_their_index_or_folder(tmp_path):
         assert [file.parent.name for file in files] == [f"checkpoint-{n}" for n in (9, 10, 11)]
         average_files(files, tmp_path / "mean.safetensors", force=True)
         assert_same(load(tmp_path / "mean.safetensors"), expected)
-    with pytest.raises(UsageError, match="one part of a model in several files; give its index"):
+    with pytest.raises(
+        UsageError, match="one part of a model in several files; expected its index"
+    ):
         select([str(tmp_path / "checkpoint-9" / "*.safetensors")])
 
 
 @pytest.mark.parametrize(
     ("weight_map", "words"),
     [
-        ({"w": "../other.safetensors"}, "files beside the index"),
+        ({"w": "../other.safetensors"}, "files in the folder of the index"),
         ({"w": "gone.safetensors"}, "Cannot read .*gone.safetensors"),
-        ({"x": "one.safetensors"}, "holds no tensor 'x'"),
-        (["w"], "no index of a sharded model"),
+        ({"x": "one.safetensors"}, "has no tensor 'x'"),
+        (["w"], "not an index of a sharded model"),
     ],
 )
 def test_an_index_that_is_wrong_is_refused(tmp_path, weight_map, words):
@@ -95,7 +97,7 @@ def test_pytorch_files_are_averaged_where_they_hold_the_weights_and_keep_the_res
 def test_a_pytorch_file_whose_weights_are_not_found_asks_for_the_key(tmp_path):
     torch.save({"generator": small(1), "critic": small(2), "step": 3}, tmp_path / "gan.pt")
     files = [tmp_path / "gan.pt"]
-    with pytest.raises(UsageError, match="--key; the file holds generator, critic, step"):
+    with pytest.raises(UsageError, match="--key; the file contains generator, critic, step"):
         average_files(files, tmp_path / "mean.pt")
     with pytest.raises(UsageError, match="no tensors under --key step"):
         average_files(files, tmp_path / "mean.pt", key="step")
@@ -105,7 +107,7 @@ def test_a_pytorch_file_whose_weights_are_not_found_asks_for_the_key(tmp_path):
 
 def test_tensors_without_names_are_refused(tmp_path):
     torch.save({0: torch.ones(1), 1: torch.ones(2)}, tmp_path / "list.pt")
-    with pytest.raises(UsageError, match="expected names of tensors, got 0"):
+    with pytest.raises(UsageError, match="expected strings as tensor names, got 0"):
         average_files([tmp_path / "list.pt"], tmp_path / "mean.pt")
 
 

@@ -49,7 +49,7 @@ def test_a_file_that_wants_to_run_code_is_refused_and_nothing_runs(cli, tmp_path
     assert code == 2 and f"Error: {name}" in err and "Traceback" not in out + err
     assert "weights_only" not in err, "no advice to load it after all"
     if kind in ("zip", "old"):
-        assert "system would have to be called" in err and "Nothing of it was executed" in err
+        assert ".system, and such a file can run" in err and "Nothing was executed" in err
     assert folder_is(tmp_path, {name})
     if kind == "zip":  # the file is as bad as it looks
         torch.load(name, weights_only=False)
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_named_and_nothing_is_written(cli, tmp_path, ending, d
     ("arguments", "words"),
     [
         (["none*.pt", "--out", "m.pt"], ["No file matches 'none*.pt'"]),
-        (["none.pt", "--out", "m.pt"], ["Cannot read none.pt", "no such file"]),
+        (["none.pt", "--out", "m.pt"], ["Cannot read none.pt", "does not exist"]),
         (["step_1.pt", "--out", "m.txt"], ["--out m.txt", ".safetensors, .npz, .pt"]),
         (["note.txt", "--out", "m.pt"], ["note.txt: unknown kind", ".safetensors"]),
         (["step_1.pt", "--out", "m.pt", "--window", "0"], ["--window", "positive integer, got 0"]),
@@ -120,12 +120,12 @@ def test_a_damaged_file_is_named_and_nothing_is_written(cli, tmp_path, ending, d
         ),
         (
             ["step_1.pt", "--out", "m.pt", "--shape", "sqrt", "--ema", "0.9"],
-            ["Give --shape or --ema, not both"],
+            ["Use --shape or --ema, not both"],
         ),
         (["step_1.pt", "--out", "old.pt"], ["old.pt already exists", "--force"]),
         (["step_*.pt", "--out", "step_1.pt", "--force"], ["is one of the checkpoints"]),
         (["int.npz", "text.npz", "--out", "m.npz"], ["text.npz", "'t'", "cannot be averaged"]),
-        (["brain.pt", "--out", "m.npz"], [".npz cannot hold bfloat16", "'w'"]),
+        (["brain.pt", "--out", "m.npz"], [".npz cannot store 'w', which is bfloat16"]),
     ],
 )
 def test_mistakes_end_with_2_and_change_no_file(cli, tmp_path, arguments, words):

@@ -1,1 +1,1 @@
-"""The command line, and what the terminal shows."""
+"""The command line and its terminal output."""

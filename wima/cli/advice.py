@@ -1,4 +1,4 @@
-"""Metric against window, as a table and as a picture."""
+"""The metric by window size, as a table and as a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def advice_table(rows: Sequence[Row], metric: str) -> Table:
-    """A line per candidate: mean and deviation over end points, gain over plain, its interval."""
+    """A row per candidate: mean and deviation over end points, gain over plain, its interval."""
     ends = len(rows[0].values)
     table = Table(title=cell(f"{metric}, mean over {ends} end points"))
     for heading in ("candidate", metric, "deviation", "gain", "±"):
@@ -32,7 +32,7 @@ def advice_table(rows: Sequence[Row], metric: str) -> Table:
 
 
 def draw_advice(rows: Sequence[Row], metric: str, path: Path, force: bool = False) -> None:
-    """A PNG of the metric against the window; bars are deviations from end point to end point."""
+    """Plot the metric against the window as a PNG; error bars: deviation over end points."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

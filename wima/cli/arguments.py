@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Source = Annotated[
     typer.Argument(metavar="NAME", help="A preset, or a .toml file.", autocompletion=_presets),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings to change.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings to override.")
 ]
-NewFolder = Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")]
+NewFolder = Annotated[Path | None, typer.Option(help="Output folder; must not exist.")]
 ForcePicture = Annotated[
     bool, typer.Option("--force", help="Replace a picture that wima did not draw.")
 ]
 
 
 class SettingsCommand(TyperCommand):
-    """A command that takes settings: whoever writes --rounds 10 is told to write rounds=10."""
+    """A command that takes settings; for --rounds 10, the error says to write rounds=10."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         given = list(args)

@@ -1,4 +1,4 @@
-"""The commands on saved models: `wima average`, `wima window` and `wima advise`."""
+"""Commands for saved models: `wima average`, `wima window` and `wima advise`."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ if TYPE_CHECKING:
     from wima.saved.advise import Row
 
 Files = Annotated[
-    list[str], typer.Argument(metavar="CKPT", help="Files, folders, or quoted patterns.")
+    list[str], typer.Argument(metavar="CKPT", help="Files, folders or quoted patterns.")
 ]
-Out = Annotated[Path, typer.Option(help="File to write: .safetensors, .npz or .pt.")]
-WindowSize = Annotated[int, typer.Option(help="Files in the mean.")]
+Out = Annotated[Path, typer.Option(help="Output file: .safetensors, .npz or .pt.")]
+WindowSize = Annotated[int, typer.Option(help="Number of files to average.")]
 Shape = Annotated[
-    str, typer.Option(help="Weights as of a decaying rate: linear (the mean), sqrt, cosine.")
+    str, typer.Option(help="Weights that emulate a rate decay: linear (the mean), sqrt, cosine.")
 ]
-Ema = Annotated[float | None, typer.Option(help="Instead of a window: the decay of an EMA.")]
-Last = Annotated[int | None, typer.Option(help="Look at the last so many files only.")]
-Every = Annotated[int, typer.Option(help="Take every k-th file, counted back from the newest.")]
+Ema = Annotated[float | None, typer.Option(help="Use an EMA with this decay instead of a window.")]
+Last = Annotated[int | None, typer.Option(help="Use only this many of the newest files.")]
+Every = Annotated[int, typer.Option(help="Use every k-th file, counting back from the newest.")]
 Order = Annotated[
-    str, typer.Option(help="number: by the numbers in the names; time: by age; given: as given.")
+    str, typer.Option(help="Sort by number (in names) or time (of modification); given: no sort.")
 ]
 Part = Annotated[
-    list[str] | None, typer.Option(help="Average only tensors of such names, as 'head.*'.")
+    list[str] | None,
+    typer.Option(help="Average only tensors with matching names, such as 'head.*'."),
 ]
 Key = Annotated[
-    str | None, typer.Option(help="Where PyTorch files hold the weights, for example model.")
+    str | None, typer.Option(help="Key of the weights in PyTorch files, for example model.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
 Evaluate = Annotated[
     str | None,
     typer.Option(
         "--eval",
-        help="A .py file with evaluate(path), or a command that prints accuracy=0.93; {} is the "
-        "checkpoint's file.",
+        help="A .py file with evaluate(path), or a command that prints accuracy=0.93; {} stands "
+        "for the checkpoint file.",
     ),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-Rounds = Annotated[int, typer.Option(help="Rounds in the mean.")]
-At = Annotated[int | None, typer.Option(help="Its last round.  [default: the newest snapshot's]")]
-Mean = Annotated[Path, typer.Option(help="File to write: .safetensors.")]
-Minimize = Annotated[bool, typer.Option("--minimize", help="Small is good.")]
-Metric = Annotated[
-    str | None, typer.Option(help="Its name, where the evaluation or the run has several.")
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Rounds = Annotated[int, typer.Option(help="Number of rounds to average.")]
+At = Annotated[
+    int | None, typer.Option(help="Last round of the window.  [default: the newest snapshot]")
 ]
+Mean = Annotated[Path, typer.Option(help="Output file: .safetensors.")]
+Minimize = Annotated[bool, typer.Option("--minimize", help="Lower values are better.")]
+Metric = Annotated[str | None, typer.Option(help="Name of the metric, if there are several.")]
 Windows = Annotated[
-    str | None, typer.Option(help="With commas.  [default: 1,2,5,10,20,50,... and all files]")
+    str | None, typer.Option(help="Window sizes.  [default: 1,2,5,10,20,50,... and all files]")
 ]
 Decays = Annotated[
-    str | None, typer.Option(help="Of EMAs, '' for none.  [default: 0.5,0.8,0.9,0.95,...]")
+    str | None, typer.Option(help="EMA decays; '' for none.  [default: 0.5,0.8,0.9,0.95,...]")
 ]
-Ends = Annotated[int, typer.Option(help="Evaluate as if each of the last so many were the end.")]
-Apart = Annotated[int, typer.Option(help="Files or snapshots from one end point to the next.")]
-Picture = Annotated[Path, typer.Option(help="PNG of metric against window.")]
+Ends = Annotated[int, typer.Option(help="End points: evaluate as if training had ended earlier.")]
+Apart = Annotated[int, typer.Option(help="Files or snapshots between end points.")]
+Picture = Annotated[Path, typer.Option(help="PNG of the metric against the window.")]
 
 
 def average(
@@ -78,25 +79,25 @@ def average(
     key: Key = None,
     force: Force = False,
 ) -> None:
-    """Write the mean of the last checkpoints, as: wima average 'run/*.pt' --out mean.pt"""
+    """Average the last checkpoints: wima average 'run/*.pt' --out mean.pt"""
     from wima.saved.mean import Decay, Window, average_files
     from wima.saved.select import select
 
     rule = Window(window, shape) if ema is None else Decay(ema)
-    check(ema is None or shape == LINEAR, "Give --shape or --ema, not both: an EMA has no shape.")
+    check(ema is None or shape == LINEAR, "Use --shape or --ema, not both: an EMA has no shape.")
     chosen = select(files, order, last, every)
     options: dict[str, Any] = {"part": part or (), "key": key, "force": force}
     with _bar("averaging") as progress:
         done = average_files(chosen, out, rule, progress=progress, **options)
     used = done.files
     if isinstance(rule, Window) and window > len(used):
-        print(f"Window {window}, but there are {len(used)} checkpoints: all of them were used.")
+        print(f"The window is {window}, but there are only {len(used)} checkpoints: all were used.")
     echo(f"{out}: {rule.name}, {len(used)} checkpoints, {used[0]} to {used[-1]},")
     print(f"{done.numbers:,} numbers in {done.tensors:,} tensors.")
 
 
 def window(path: RunFolder, window: Rounds, out: Mean, at: At = None, force: Force = False) -> None:
-    """Write the mean of any rounds of a run with snapshots, as: wima window RUN --window 100"""
+    """Average any rounds of a run with snapshots: wima window RUN --window 100"""
     from wima.runs.folder import read_run
     from wima.runs.windows import write_window
 
@@ -120,9 +121,9 @@ def advise(
     out: Picture = Path("advise.png"),
     force: ForcePicture = False,
 ) -> None:
-    """Try windows and EMAs, as: wima advise 'run/*.pt' --eval evaluate.py
+    """Find the best window or EMA: wima advise 'run/*.pt' --eval evaluate.py
 
-    Of a run with snapshots, windows are tried on its own test examples: wima advise RUN
+    For a run with snapshots, windows are evaluated on its own test data: wima advise RUN
     """
     from wima.saved import advise as advice
     from wima.saved.evaluate import Evaluator
@@ -132,7 +133,7 @@ def advise(
     check_picture(out, force)
     if evaluate is None:
         usual = (decays or None, last, every, order, key) == (None, None, 1, "number", None)
-        check(usual, "--decays, --last, --every, --order and --key need files and --eval.")
+        check(usual, "--decays, --last, --every, --order and --key require files and --eval.")
         _advise_run(files, minimize, metric, windows, ends, apart, out, force)
         return
     evaluator, chosen = Evaluator(evaluate, metric, echo), select(files, order, last, every)
@@ -161,7 +162,7 @@ def _advise_run(
 
     path = Path(files[0])
     one = len(files) == 1 and (path / "settings.toml").is_file()
-    check(one, "Expected --eval, the command that evaluates a file, or the folder of one run.")
+    check(one, "Expected --eval, with a command that evaluates a file, or a single run folder.")
     trial = Trial(read_run(path), metric)
     sizes = trial.sizes
     usual = ",".join(str(sizes[n - 1]) for n in advice.default_windows(len(sizes)))
@@ -193,7 +194,7 @@ def _show(
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[float], None]]:
-    """A progress bar, and the function that sets it to the share that is done."""
+    """A progress bar; yields the function that sets the completed share."""
     from rich.progress import TaskProgressColumn
 
     from wima.core.progress import progress_bar

@@ -1,4 +1,4 @@
-"""`wima compare`: methods side by side over seeds."""
+"""`wima compare`: compares methods over seeds."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
     from wima.report.comparison.paired import Comparison
 
-WIDTH = 100  # of the table, where the output is no terminal
-LONG = 26  # characters of a name
+WIDTH = 100  # of the table, if the output is not a terminal
+LONG = 26  # characters; longer names take two lines
 
 
 def compare(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
     baseline: Annotated[
-        str | None, typer.Option(help="METHOD or METHOD/MODEL; else plain FedAvg if it is there.")
+        str | None, typer.Option(help="METHOD or METHOD/MODEL.  [default: plain FedAvg, if any]")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Models, for example plain,wima100.")] = None,
     by: Annotated[
-        str | None, typer.Option(help="Settings that name the methods; else those that vary.")
+        str | None, typer.Option(help="Settings that identify methods.  [default: all that vary]")
     ] = None,
-    metric: Annotated[str, typer.Option(help="The metric of the records.")] = "accuracy",
-    last: Annotated[int | None, typer.Option(help="Rounds a number is the mean of.")] = None,
+    metric: Annotated[str, typer.Option(help="The metric to compare.")] = "accuracy",
+    last: Annotated[int | None, typer.Option(help="Number of last rounds to average.")] = None,
     target: Annotated[
-        float | None, typer.Option(help="Count the rounds to this value, for example 0.8.")
+        float | None, typer.Option(help="Count the rounds until this value, for example 0.8.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for Markdown, LaTeX, CSV and a picture.")
+        Path | None, typer.Option(help="Folder for Markdown, LaTeX, CSV and a figure.")
     ] = None,
     force: Annotated[bool, typer.Option(help="Replace an earlier comparison.")] = False,
 ) -> None:
@@ -68,7 +68,7 @@ def _split(names: str | None) -> list[str]:
 
 
 def _table(comparison: Comparison) -> Table:
-    """The lines with method and model in one column; the best of a column is bold."""
+    """The comparison, with method and model in one column; the best of each column is bold."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -82,7 +82,7 @@ def _table(comparison: Comparison) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method/model", overflow="fold")
     for place in kept:
-        heading = printable(names[place]).replace(" ", "\n", 1)  # narrow: two lines
+        heading = printable(names[place]).replace(" ", "\n", 1)  # two lines: narrow
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for line in lines(comparison):
         texts = [Text(line[n].text, style="bold" if line[n].best else "") for n in kept]
@@ -91,6 +91,6 @@ def _table(comparison: Comparison) -> Table:
 
 
 def _name(method: str, model: str) -> Text:
-    """On two lines if it is long."""
+    """METHOD/MODEL, on two lines if it is long."""
     between = "/" if len(f"{method}/{model}") <= LONG else "\n  /"
     return cell(method).append(between).append_text(cell(model))

@@ -33,9 +33,9 @@ def fetch(name: Name) -> None:
 
 @app.command("import")
 def import_(
-    name: Name, path: Annotated[Path, typer.Argument(help="A file or folder of the publisher's.")]
+    name: Name, path: Annotated[Path, typer.Argument(help="The publisher's file or folder.")]
 ) -> None:
-    """Prepare a data set from a local copy, without a network."""
+    """Prepare a data set from a local copy, without network access."""
     from wima.data.manage import import_data
 
     echo(f"{name}: ready in {import_data(name, path)}")
@@ -43,7 +43,7 @@ def import_(
 
 @app.command()
 def verify(name: Name) -> None:
-    """Compare a data set in the cache with its checksums."""
+    """Verify the checksums of a data set in the cache."""
     from wima.data.manage import verify_data
 
     _print(verify_data(name))
@@ -60,7 +60,7 @@ def show(
     ] = None,
     force: ForcePicture = False,
 ) -> None:
-    """Print statistics and labels per client, and draw them."""
+    """Print and plot statistics and labels per client."""
     from wima.data.manage import show_data
     from wima.runs.settings import parse_override
 

@@ -18,10 +18,10 @@ def run(
     source: Source,
     overrides: Overrides = None,
     out: NewFolder = None,
-    robust: Annotated[bool, typer.Option(help="Leave out updates that make no sense.")] = True,
-    round_seconds: Annotated[float, typer.Option(help="Longest wait for a round's answers.")] = 600,
+    robust: Annotated[bool, typer.Option(help="Ignore implausible updates.")] = True,
+    round_seconds: Annotated[float, typer.Option(help="Timeout for the replies of a round.")] = 600,
 ) -> None:
-    """Run a preset or a settings file on Flower's simulation engine, a virtual node per client."""
+    """Run a preset or settings file on Flower's simulation engine, one virtual node per client."""
     from wima.cli.tables import show
     from wima.runs.launch import default_path
     from wima.runs.settings import load_settings

@@ -56,16 +56,16 @@ def _common(
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0, out: NewFolder = None
 ) -> None:
-    """Watch the window average beat FedAvg on real digits, in under a minute."""
+    """Compare the window average with FedAvg on real digits, in under a minute."""
     from wima.runs.folder import check_free, free_path
     from wima.runs.settings import load_settings
 
     settings = load_settings("demo", [f"seed={seed}"])
     path = out or free_path(Path("runs") / "demo")
     check_free(path)
-    print("FedAvg on 1,797 real digits; 100 clients with one digit each, 5 of them per round.")
-    print("Plain: the global model. wima50: the mean of the last 50 global models.")
-    print("wima-auto: the mean of the last W, chosen in every round by the clients' gradients.")
+    print("FedAvg on 1,797 real digits: 100 clients with one digit each, 5 clients per round.")
+    print("plain: the global model. wima50: the mean of the last 50 global models.")
+    print("wima-auto: the mean of the last W; the clients' gradients choose W in every round.")
     _run_and_show(settings, path)
 
 
@@ -75,17 +75,17 @@ def run(source: Source, overrides: Overrides = None, out: NewFolder = None) -> N
     from wima.runs.settings import load_settings
 
     settings = load_settings(source, overrides or [])
-    from wima.runs.launch import default_path  # here: a mistake need not wait for torch
+    from wima.runs.launch import default_path  # imported here: errors need not wait for torch
 
     _run_and_show(settings, out or default_path(settings))
 
 
 @app.command(cls=SettingsCommand)
 def resume(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     overrides: Overrides = None,
 ) -> None:
-    """Go on with a run that was interrupted, killed or failed, to the same result."""
+    """Resume a run that was interrupted, killed or failed; the result is the same."""
     from wima.cli.tables import show
     from wima.runs import launch
     from wima.runs.ranks import helps_to_resume
@@ -96,11 +96,11 @@ def resume(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="The folder that holds run folders.")] = Path(
+    folder: Annotated[Path, typer.Argument(help="A folder that contains run folders.")] = Path(
         "runs"
     ),
 ) -> None:
-    """List runs: their state, progress, and mean accuracy over their last rounds."""
+    """List runs with their state, progress and mean accuracy over the last rounds."""
     from rich.console import Console
 
     from wima.cli.tables import runs_table
@@ -110,10 +110,10 @@ def runs(
 
 @app.command()
 def track(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     to: Annotated[str, typer.Option(help="Trackers, for example tensorboard,mlflow.")],
 ) -> None:
-    """Hand runs that ended to TensorBoard, MLflow or Weights & Biases."""
+    """Export runs that have ended to TensorBoard, MLflow or Weights & Biases."""
     from wima.runs.trackers.dispatch import export
 
     for line in export(paths, to.split(",")):
@@ -122,19 +122,20 @@ def track(
 
 @app.command()
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold them.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    metric: Annotated[str, typer.Option(help="The metric of the records.")] = "accuracy",
-    last: Annotated[int | None, typer.Option(help="Rounds a number is the mean of.")] = None,
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
+    out: Annotated[Path, typer.Option(help="Output folder.")],
+    metric: Annotated[str, typer.Option(help="The metric to report.")] = "accuracy",
+    last: Annotated[int | None, typer.Option(help="Number of last rounds to average.")] = None,
     target: Annotated[
-        float | None, typer.Option(help="Count the rounds to this value, for example 0.8.")
+        float | None, typer.Option(help="Count the rounds until this value, for example 0.8.")
     ] = None,
     notes: Annotated[
-        Path | None, typer.Option(help="A Markdown file to put before the tables, or by data set.")
+        Path | None,
+        typer.Option(help="Notes in Markdown; sections titled like a data set go with it."),
     ] = None,
     force: Annotated[bool, typer.Option(help="Replace an earlier report.")] = False,
 ) -> None:
-    """Tables, figures and one page of runs, beside the paper's numbers where it has some."""
+    """Write tables, figures and a web page of runs, next to the paper's numbers if it has any."""
     from wima.report.measure import Measure
     from wima.report.write import write_report
 
@@ -154,10 +155,10 @@ def _kinds(incomplete: str) -> list[str]:
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="One kind of thing, for example algorithms.", autocompletion=_kinds),
+        typer.Argument(help="What to list, for example algorithms.", autocompletion=_kinds),
     ] = None,
 ) -> None:
-    """List what there is: algorithms, averagers, data sets, models, ... with their settings."""
+    """List what is available: algorithms, averagers, data sets, models, ... with their settings."""
     from wima.runs.catalogue import lines
 
     for line in lines(kind):
@@ -178,7 +179,7 @@ def _run_and_show(settings: object, path: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake exits with 2, a failed run with 1."""
+    """Run the command line; the exit code is 2 for a user's mistake, 1 for a failed run."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt_once)
     try:
@@ -190,7 +191,7 @@ def main() -> None:
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
-    """Whoever presses Ctrl-C thirty times is heard once, and nothing disturbs the end."""
+    """Handle the first Ctrl-C and ignore the rest, so that cleaning up is not interrupted."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -18,18 +18,22 @@ if TYPE_CHECKING:
     from wima.experiments.sweep import Sweep
     from wima.experiments.watch import Watch
 
-Seeds = Annotated[str | None, typer.Option(help="Seeds, like 0,1,2 or 0-4.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at the same time; one per core.")]
-Out = Annotated[Path | None, typer.Option(help="The folder that holds the runs.")]
-Dry = Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")]
-Watching = Annotated[bool, typer.Option("--watch", help="Only show how far the runs are.")]
-Slurm = Annotated[bool, typer.Option("--slurm", help="Run as an array job of SLURM.")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds, for example 0,1,2 or 0-4.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Parallel runs.  [default: one per core]")]
+Out = Annotated[Path | None, typer.Option(help="The folder for the runs.")]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Only show what would be run.")]
+Watching = Annotated[bool, typer.Option("--watch", help="Only show the progress of the runs.")]
+Slurm = Annotated[bool, typer.Option("--slurm", help="Run as a SLURM array job.")]
 Partition = Annotated[str | None, typer.Option(help="With --slurm: the partition.")]
-Time = Annotated[int | None, typer.Option(min=5, help="With --slurm: minutes per job; 60.")]
-Cpus = Annotated[int | None, typer.Option(min=1, help="With --slurm: cores per run; 1.")]
-Gpus = Annotated[int | None, typer.Option(min=1, help="With --slurm: GPUs per run; none.")]
+Time = Annotated[
+    int | None, typer.Option(min=5, help="With --slurm: minutes per job.  [default: 60]")
+]
+Cpus = Annotated[int | None, typer.Option(min=1, help="With --slurm: cores per run.  [default: 1]")]
+Gpus = Annotated[
+    int | None, typer.Option(min=1, help="With --slurm: GPUs per run.  [default: none]")
+]
 Memory = Annotated[int | None, typer.Option(min=1, help="With --slurm: GB per run.")]
-Parallel = Annotated[int | None, typer.Option(min=1, help="With --slurm: runs at the same time.")]
+Parallel = Annotated[int | None, typer.Option(min=1, help="With --slurm: parallel runs.")]
 
 
 class How(NamedTuple):
@@ -43,14 +47,14 @@ class How(NamedTuple):
 
 def paper(
     name: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="One of them, or a .toml file.")
+        str | None, typer.Argument(metavar="EXPERIMENT", help="A table or figure, or a .toml file.")
     ] = None,
     scale: Annotated[
         str, typer.Option(help="paper, cpu, resnet8 or smoke; see docs/experiments.md.")
     ] = "cpu",
     seeds: Seeds = None,
     only: Annotated[
-        str | None, typer.Option(help="Methods and settings to keep, like fedavg,femnist.")
+        str | None, typer.Option(help="Methods and settings to run, for example fedavg,femnist.")
     ] = None,
     jobs: Jobs = None,
     out: Out = None,
@@ -64,14 +68,14 @@ def paper(
     memory: Memory = None,
     parallel: Parallel = None,
 ) -> None:
-    """Run what is missing of a table or figure of the paper; without a name, list them."""
+    """Run the missing runs of a table or figure of the paper; without a name, list them."""
     from wima.experiments.definition import experiments, find_experiment, scales
 
     if name is None:
         for known, experiment in experiments().items():
             print(f"{known:<14} {experiment.shown or 'ours':<9} {experiment.title}")
         return
-    from wima.experiments.expand import expand  # here: a list need not wait for torch
+    from wima.experiments.expand import expand  # imported here: the list need not wait for torch
     from wima.experiments.grid import parse_seeds
 
     wanted = _resources(slurm, partition, time, cpus, gpus, memory, parallel)
@@ -88,13 +92,13 @@ def paper(
 def sweep(
     source: Source,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of all runs.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings for all runs.")
     ] = None,
     grid: Annotated[
-        list[str] | None, typer.Option(help="An axis: key=value,value; may be given again.")
+        list[str] | None, typer.Option(help="An axis: key=value,value; may be repeated.")
     ] = None,
     seeds: Seeds = None,
-    name: Annotated[str, typer.Option(help="Of the table in reports.")] = "sweep",
+    name: Annotated[str, typer.Option(help="Name of the table in reports.")] = "sweep",
     jobs: Jobs = None,
     out: Out = None,
     dry_run: Dry = False,
@@ -117,23 +121,23 @@ def sweep(
 
 
 def _resources(slurm: bool, *values: str | int | None) -> Resources | None:
-    """What jobs ask for, in the order of its fields; None if runs are executed on this machine."""
+    """The resources of a job from values in the order of its fields; None without SLURM."""
     from wima.experiments.slurm import Resources
 
     fields = zip(Resources._fields, values, strict=True)
     given: dict[str, Any] = {name: value for name, value in fields if value is not None}
-    check(slurm or not given, f"--{next(iter(given), '')} is for jobs of SLURM; add --slurm.")
+    check(slurm or not given, f"--{next(iter(given), '')} is for SLURM jobs; add --slurm.")
     return Resources(**given) if slurm else None
 
 
 def execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
-    """Execute the runs of a sheet that are missing, and show their progress."""
+    """Execute the missing runs of a sheet and show their progress."""
     from wima.experiments.live import follow, summary
     from wima.experiments.slurm import check_available
     from wima.runs.signals import Interrupted
 
     if how.slurm is not None and not how.watch:
-        check(how.jobs is None, "--jobs is for this machine; with --slurm, give --parallel.")
+        check(how.jobs is None, "--jobs is for this machine; with --slurm, use --parallel.")
         check_available()
     if how.dry:
         _describe(runs, folder, how)
@@ -141,10 +145,10 @@ def execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
     runner = _started(sheet, runs, folder, how)
     follow(runner)
     local = how.slurm is None and not how.watch
-    again = "The same command resumes what is left."
+    again = "The same command resumes the remaining runs."
     if runner.stopping:
-        goes_on = "The runs go on; the same command with --watch shows them again."
-        raise Interrupted(f"{summary(runner)}\n{again if local else goes_on}")
+        elsewhere = "The runs continue; the same command with --watch shows them again."
+        raise Interrupted(f"{summary(runner)}\n{again if local else elsewhere}")
     failed = [s for s in runner.states if s.state not in ("done", "diverged")]
     if failed:
         raise RunError(f"{summary(runner)}\n{again}")
@@ -152,7 +156,7 @@ def execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
 
 
 def _started(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> Sweep | Watch:
-    """The runs of a sheet, about to be executed here, or executed elsewhere."""
+    """A sweep of the sheet's runs on this machine, or a watch on runs executed elsewhere."""
     from wima.core.machine import cores
     from wima.experiments.sheet import write_sheet
     from wima.experiments.slurm import missing, submit
@@ -160,7 +164,7 @@ def _started(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> Sweep | W
     from wima.experiments.watch import Watch
 
     if how.watch:
-        check(folder.is_dir(), f"There is no folder {folder}, so there are no runs to watch.")
+        check(folder.is_dir(), f"The folder {folder} does not exist; there are no runs to watch.")
     elif how.slurm is None:
         runner = Sweep(runs, folder, how.jobs or cores())
         write_sheet(sheet, folder)
@@ -175,7 +179,7 @@ def _started(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> Sweep | W
 
 
 def _describe(runs: list[Job], folder: Path, how: How) -> None:
-    """What would be done: the runs, and the batch script."""
+    """Print what would be done: the runs, and the batch script."""
     from wima.experiments.slurm import missing, script
     from wima.experiments.sweep import State
     from wima.experiments.watch import Watch

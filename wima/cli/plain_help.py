@@ -1,4 +1,4 @@
-"""Mends typer's plain help and messages, where Flower holds typer back and click is newer."""
+"""Fixes typer's plain help and messages for the old typer that Flower requires with a new click."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typer import core
 
 
 def mend() -> None:
-    """Print no backslash before brackets, the help of arguments, and suggestions once."""
-    core.HAS_RICH = False  # typer escapes brackets for rich even where rich is off
+    """Print brackets without backslashes, show the help of arguments, and suggest commands once."""
+    core.HAS_RICH = False  # typer escapes brackets for rich even if rich is off
     init = core.TyperArgument.__init__
 
     @wraps(init)
     def keep_help(self: core.TyperArgument, **options: Any) -> None:
         init(self, **options)
-        self.help = options.get("help")  # which click from 8.5 on replaces by its own
+        self.help = options.get("help")  # which click >= 8.5 replaces with its own
 
     core.TyperArgument.__init__ = keep_help  # type: ignore[method-assign]
-    # Both list the arguments; typer's list is the one that older versions of click have too.
+    # Both typer and click >= 8.5 list the arguments; keep typer's list.
     setattr(core.TyperCommand, "format_arguments", lambda *_: None)  # noqa: B010
-    if hasattr(click.exceptions, "NoSuchCommand"):  # it suggests a command; typer would again
+    if hasattr(click.exceptions, "NoSuchCommand"):  # click suggests commands; so does typer
         del core.TyperGroup.resolve_command

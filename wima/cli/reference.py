@@ -1,4 +1,4 @@
-"""The page docs/cli.md, made of the commands themselves: python -m wima.cli.reference"""
+"""Generates docs/cli.md from the commands: python -m wima.cli.reference"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def page() -> str:
 
 
 def _sections(command: click.Command, context: click.Context) -> Iterator[str]:
-    """The section of a command, and those of the commands in it."""
+    """The sections of a command and its subcommands."""
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     yield f"## {context.command_path}\n\n```\nUsage: {usage}\n```\n"
     for paragraph in cleandoc(command.help or "").split("\n\n"):

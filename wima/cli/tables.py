@@ -1,4 +1,4 @@
-"""The result of a run, and a list of runs, on the terminal."""
+"""The result of a run, and a list of runs, for the terminal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from wima.core.text import cell, echo
 from wima.runs.folder import Run, read_run, state_of
 from wima.runs.overview import Ending, ending, rows_of, run_folders
 
-JUDGED = f"test accuracy %, mean over the last {LAST} rounds (of a short run, its last quarter)"
+SCORED = f"test accuracy %, mean over the last {LAST} rounds (short runs: the last quarter)"
 
 
 def show(run: Run, path: Path) -> None:
-    """Print a finished run's table, and draw its curves into its folder."""
-    from wima.report.summary import draw_curves, summarize  # here: a list of runs needs no numpy
+    """Print the table of a finished run, and plot its curves into its folder."""
+    from wima.report.summary import draw_curves, summarize  # here: `wima runs` needs no numpy
 
     draw_curves(run, path / "curves.png")
     Console().print(summarize(run))
@@ -29,9 +29,9 @@ def show(run: Run, path: Path) -> None:
 
 
 def runs_table(folder: Path) -> Table:
-    """The runs in a folder and below it: state, progress, and the numbers that a run ends with."""
-    check(folder.is_dir(), f"{folder} is not a folder; give one that holds run folders.")
-    table = Table(title=cell(f"Runs in {folder}: {JUDGED}"))
+    """The runs in a folder and its subfolders: state, progress and final accuracy."""
+    check(folder.is_dir(), f"{folder} is not a folder; expected one that contains run folders.")
+    table = Table(title=cell(f"Runs in {folder}: {SCORED}"))
     for heading in ("run", "state", "rounds", "plain", "best average"):
         side: Literal["left", "right"] = "left" if heading in ("run", "state") else "right"
         table.add_column(heading, justify=side, overflow="fold")
@@ -48,11 +48,11 @@ def runs_table(folder: Path) -> Table:
 
 
 def _means(end: Ending) -> tuple[str, str]:
-    """The mean of plain, and of the average with the highest one, with its name."""
+    """The mean of the plain model, and the highest mean of an average with its name."""
     try:
         rows = rows_of(end.curves, end.last)
         means = {row.model: row.mean for row in rows if not isnan(row.mean)}
-    except KeyError:  # it was evaluated by other metrics
+    except KeyError:  # accuracy was not measured
         means = {}
     plain = means.pop("plain", None)
     best = max(means, key=means.__getitem__, default=None)

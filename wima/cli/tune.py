@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def tune(
     source: Source,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of all trials.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings for all trials.")
     ] = None,
     grid: Annotated[
         list[str] | None,
@@ -31,32 +31,32 @@ def tune(
         list[str] | None, typer.Option(help="A range for Optuna: key=low..high[:log].")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="With --space: points to try; 20.")
+        int | None, typer.Option(min=1, help="With --space: number of trials.  [default: 20]")
     ] = None,
-    metric: Annotated[str, typer.Option(help="The metric of the records.")] = "accuracy",
+    metric: Annotated[str, typer.Option(help="The metric to optimize.")] = "accuracy",
     model: Annotated[
-        str | None, typer.Option(help="plain, wima-auto, ...  [default: the first average]")
+        str | None, typer.Option(help="Model: plain, wima-auto, ...  [default: the first average]")
     ] = None,
     seeds: Seeds = None,
     jobs: Jobs = None,
-    out: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs/tune"),
+    out: Annotated[Path, typer.Option(help="The folder for the runs.")] = Path("runs/tune"),
 ) -> None:
     """Find the best settings: wima tune digits --grid lr=0.1,0.05 or --space lr=0.01..1:log"""
     from wima.experiments.grid import parse_seeds
     from wima.report.measure import Measure
 
-    check(not (grid and space), "Give --grid or --space, not both.")
-    check(bool(space) or trials is None, "--trials is for --space; a grid has as many as points.")
+    check(not (grid and space), "Use --grid or --space, not both.")
+    check(bool(space) or trials is None, "--trials is for --space; a grid has a trial per point.")
     check(
         not space or jobs is None,
-        "--jobs is for grids; with --space, each trial follows from the results of those before.",
+        "--jobs is for grids; with --space, each trial depends on the results of earlier ones.",
     )
     where = (source, overrides or [])
-    judged, listed = (model, metric, Measure(metric).sign), parse_seeds(seeds or "0")
+    scored, listed = (model, metric, Measure(metric).sign), parse_seeds(seeds or "0")
     if space:
-        _search(where, space, listed, trials or 20, judged, out)
+        _search(where, space, listed, trials or 20, scored, out)
     else:
-        _grid(where, grid, listed, jobs, judged, out)
+        _grid(where, grid, listed, jobs, scored, out)
 
 
 def _search(
@@ -64,7 +64,7 @@ def _search(
     space: list[str],
     seeds: list[int],
     trials: int,
-    judged: tuple[str | None, str, int],
+    scored: tuple[str | None, str, int],
     folder: Path,
 ) -> None:
     from wima.experiments.search import Search, check_available, run_trials
@@ -72,7 +72,7 @@ def _search(
     from wima.experiments.tune import objective_of
 
     wanted = Search(*where, parse_space(space), seeds, command_line())
-    objective = objective_of(wanted.corners(), *judged)
+    objective = objective_of(wanted.corners(), *scored)
     check_available()
     _show(*run_trials(wanted, folder, trials, objective), folder, objective)
 
@@ -82,7 +82,7 @@ def _grid(
     axes: list[str] | None,
     seeds: list[int],
     jobs: int | None,
-    judged: tuple[str | None, str, int],
+    scored: tuple[str | None, str, int],
     folder: Path,
 ) -> None:
     from wima.experiments.grid import expand_grid
@@ -91,7 +91,7 @@ def _grid(
 
     chosen = axes or paper_axes(load_settings(*where))
     sheet, runs = expand_grid(NAME, *where, chosen, seeds, command_line())
-    objective = objective_of(sheet, *judged)
+    objective = objective_of(sheet, *scored)
     try:
         execute(sheet, runs, folder, How(jobs, dry=False, watch=False, slurm=None))
     except RunError as error:
@@ -100,7 +100,7 @@ def _grid(
 
 
 def _show(sheet: Sheet, jobs: list[Job], folder: Path, objective: Objective) -> None:
-    """Print the trials, and write the settings of the best."""
+    """Print the trials and write the settings of the best."""
     from rich.console import Console
     from rich.table import Table
 
@@ -117,9 +117,9 @@ def _show(sheet: Sheet, jobs: list[Job], folder: Path, objective: Objective) -> 
     Console().print(table)
     best = best_of(found, objective)
     if best is None:
-        raise RunError("No trial came to its end, so there is no best one.")
+        raise RunError("No trial finished, so there is no best one.")
     echo(f"Best: {best.point}. Run it: wima run {write_best(best, sheet, jobs, folder)}")
-    echo("It was chosen by the test examples, so its own number is optimistic.")
+    echo("It was chosen on the test data, so its result is optimistic.")
     left = sum(result.state not in OVER for result in found)
     if left:
-        raise RunError(f"{left} of {len(found)} trials failed; the same command tries them again.")
+        raise RunError(f"{left} of {len(found)} trials failed; the same command repeats them.")

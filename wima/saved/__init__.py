@@ -1,3 +1,4 @@
-"""Saved checkpoints of any training: their mean, and which mean is best.  Needs no torch, unless
-the files are PyTorch's.
+"""Averages of saved checkpoints from any training, and which average is best.
+
+torch is needed only for PyTorch files.
 """

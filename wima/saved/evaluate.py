@@ -20,17 +20,17 @@ NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 NAMED = rf"[A-Za-z_][\w./@-]*\s*[=:]\s*{NUMBER}"
 LINE = re.compile(rf"{NUMBER}|{NAMED}(?:[\s,;]+{NAMED})*", re.ASCII)
 READING = re.compile(rf"(?:([\w./@-]+)\s*[=:]\s*)?({NUMBER})", re.ASCII)
-ALONE = ""  # the name of a number without one
-MODULE = "wima_evaluation"  # the user's script, among the modules of this process
-PRINT = "Print `accuracy=0.93` (with the metric's name), or the number alone on its line."
+ALONE = ""  # the key of an unnamed number
+MODULE = "wima_evaluation"  # the user's script in sys.modules
+PRINT = "Print `accuracy=0.93` (with the metric's name), or only the number on a line."
 
 
 class Evaluator:
-    """The metric of a checkpoint, by its file.
+    """Returns the metric of a checkpoint file.
 
-    text: a Python file that defines `evaluate(path)`, which is loaded once; or a command, run once
-    per checkpoint, without a shell, with the file's name in place of {}.
-    metric: its name, if there are several.  The first name that is read stays the metric.
+    text: a Python file that defines `evaluate(path)`, which is loaded once; or a command, which is
+    run for each checkpoint, without a shell, with {} replaced by the file name.
+    metric: its name, if there are several.  By default, the first name that is read.
     """
 
     def __init__(
@@ -47,25 +47,25 @@ class Evaluator:
         numbers = self._numbers(file)
         if self.metric is None:
             named = [name for name in numbers if name != ALONE]
-            choice = f"Which metric? Choose one of {', '.join(named)} with --metric."
+            choice = f"There are several metrics; choose {' or '.join(named)} with --metric."
             check(len(named) <= 1, choice)
             self.metric = named[0] if named else ALONE
         if self.metric not in numbers:
-            got = ", ".join(name or "a number without a name" for name in numbers)
-            wanted = f"the metric {self.metric!r}" if self.metric else "a number without a name"
-            raise UsageError(f"Expected {wanted} of {file.name}, got {got}. {PRINT}")
+            got = ", ".join(name or "an unnamed number" for name in numbers)
+            wanted = f"the metric {self.metric!r}" if self.metric else "an unnamed number"
+            raise UsageError(f"Expected {wanted} for {file.name}, got {got}. {PRINT}")
         value = numbers[self.metric]
-        told = f"{self.metric}={value:.5g}" if self.metric else f"{value:.5g}"
+        shown = f"{self.metric}={value:.5g}" if self.metric else f"{value:.5g}"
         if not isfinite(value):
-            raise RunError(f"Read {told} from {file.name}; expected a finite number.")
+            raise RunError(f"Read {shown} for {file.name}; expected a finite number.")
         if self._announce is not None:
-            self._announce(f"Read {told} from {file.name}")
+            self._announce(f"Read {shown} for {file.name}")
             self._announce = None
         return value
 
 
 def _source(text: str) -> Callable[[Path], dict[str, float]]:
-    """What gives a checkpoint's numbers by their names."""
+    """The function that returns a checkpoint's metrics by name."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -74,15 +74,15 @@ def _source(text: str) -> Callable[[Path], dict[str, float]]:
         return _function(Path(words[0]))
     check(
         any(HOLE in word for word in words),
-        "--eval must be a Python file that defines evaluate(path), or a command with {} where the "
-        f"file's name goes, as 'python evaluate.py {{}}'; got {text!r}.",
+        "--eval must be a Python file that defines evaluate(path), or a command with {} for the "
+        f"file name, for example 'python evaluate.py {{}}'; got {text!r}.",
     )
     return lambda file: _printed([word.replace(HOLE, str(file)) for word in words])
 
 
 def _function(script: Path) -> Callable[[Path], dict[str, float]]:
-    """The function `evaluate` of a Python file, which runs in this process."""
-    check(script.is_file(), f"--eval: there is no file {script}.")
+    """The function `evaluate` of a Python file, called in this process."""
+    check(script.is_file(), f"--eval: the file {script} does not exist.")
     spec = importlib.util.spec_from_file_location(MODULE, script)
     assert spec is not None and spec.loader is not None
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
@@ -94,7 +94,7 @@ def _function(script: Path) -> Callable[[Path], dict[str, float]]:
 
 
 def _run(script: Path, function: Any, argument: Any) -> Any:
-    """Call the user's code; its errors are told with the lines of that code alone."""
+    """Call the user's code; tracebacks of its errors are limited to that code."""
     try:
         return function(argument)
     except (Exception, SystemExit) as error:
@@ -105,19 +105,19 @@ def _run(script: Path, function: Any, argument: Any) -> Any:
 
 
 def _returned(found: Any, script: Path) -> dict[str, float]:
-    """A number, or numbers by their names; also those of NumPy and torch."""
+    """Metrics by name from a number or a dict of numbers, including NumPy's and torch's."""
     table = found if isinstance(found, Mapping) else {ALONE: found}
     try:
         return {str(name): float(value) for name, value in table.items()}
     except (TypeError, ValueError):
         raise UsageError(
-            f"evaluate(path) of {script} must return a number, or a dict such as "
+            f"evaluate(path) in {script} must return a number or a dict such as "
             f"{{'accuracy': 0.93}}; got {found!r:.80}."
         ) from None
 
 
 def _printed(words: list[str]) -> dict[str, float]:
-    """The numbers that a command prints."""
+    """The metrics that a command prints."""
     command = shlex.join(words)
     try:
         done = subprocess.run(
@@ -127,18 +127,18 @@ def _printed(words: list[str]) -> dict[str, float]:
         raise UsageError(f"--eval: cannot run {words[0]!r}: {error.strerror}.") from None
     if done.returncode:
         output = _end(done.stderr) or _end(done.stdout) or "It printed nothing."
-        raise RunError(f"`{command}` ended with {done.returncode}.\n{output}")
+        raise RunError(f"`{command}` failed with exit code {done.returncode}.\n{output}")
     numbers = read_numbers(done.stdout)
     last = _end(done.stdout, 1)
     got = f"its last line is: {last}" if last else "it printed nothing."
-    check(bool(numbers), f"No line that `{command}` printed is a metric; {got}\n{PRINT}")
+    check(bool(numbers), f"`{command}` printed no metric; {got}\n{PRINT}")
     return numbers
 
 
 def read_numbers(printed: str) -> dict[str, float]:
-    """The last value of each name in lines as `accuracy=0.93` or `loss: 0.2, accuracy: 0.93`.
+    """The last value of each name in lines like `accuracy=0.93` or `loss: 0.2, accuracy: 0.93`.
 
-    A number alone on its line counts if there are no such lines.  All other lines are skipped.
+    If there are none, the last line with only a number counts.  All other lines are ignored.
     """
     lines = [line.strip().removesuffix("%").rstrip() for line in printed.splitlines()]
     found = [pair for line in lines if LINE.fullmatch(line) for pair in READING.findall(line)]

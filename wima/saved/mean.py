@@ -1,8 +1,8 @@
 """The mean of saved checkpoints, computed piece by piece.
 
-A group of pieces is read from every file, oldest first, added up in float64 and written; then comes
-the next group.  So memory does not grow with the model, and at most one file is open at a time.
-Of a compressed file, 40 kB are kept from group to group, so that nothing is unpacked twice.
+A group of pieces is read from every file, oldest first, summed in float64 and written, before the
+next group is read.  So memory does not grow with the model, and at most one file is open at a time.
+For a compressed file, 40 kB of state are kept between groups, so that nothing is unpacked twice.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from wima.saved.read import Checkpoint, open_checkpoint
 from wima.saved.tensors import Array, Spec, decode, encode
 from wima.saved.write import Content, check_ending, in_file_order, write
 
-PIECE = 2**18  # numbers that are read at once: they stay in a processor's cache
-GROUP = 2**22  # numbers that are added up at a time: 32 MB in float64
+PIECE = 2**18  # numbers read at once: they fit into a processor's cache
+GROUP = 2**22  # numbers summed at a time: 32 MB in float64
 
 
 @dataclass(frozen=True)
 class Window:
-    """The mean of the last checkpoints; with fewer of them, of what there is.
+    """The mean of the last `window` checkpoints, or of all if there are fewer.
 
-    The same operations in the same order as those of `WIMA` until its window is full.  shape: that
-    of the weights, see `core.shapes`.
+    The operations and their order are those of `WIMA` until its window is full.  shape: of the
+    weights; see `core.shapes`.
     """
 
     window: int = 100
@@ -56,7 +56,7 @@ class Window:
 
     @property
     def span(self) -> float:
-        """How many checkpoints are averaged."""
+        """The number of checkpoints averaged."""
         return float(self.window)
 
     def newest(self, files: Sequence[Path]) -> Sequence[Path]:
@@ -64,12 +64,12 @@ class Window:
         return files[-self.window :]
 
     def add(self, total: Array, x: Array, seen: int, count: int) -> None:
-        """Take in the next of `count` checkpoints; `seen` came before it."""
+        """Add the next of `count` checkpoints; `seen` were added before it."""
         share = weight(self.shape, seen, count)
         total += x if share == 1 else np.multiply(x, share, dtype=total.dtype)
 
     def value(self, total: Array, seen: int) -> Array:
-        """The average of those seen."""
+        """The average of the checkpoints added."""
         return total / seen
 
 
@@ -92,7 +92,7 @@ class Decay:
 
     @property
     def span(self) -> float:
-        """The window whose checkpoints have the same mean age."""
+        """The window with the same mean age of checkpoints."""
         return (1 + self.decay) / (1 - self.decay)
 
     def newest(self, files: Sequence[Path]) -> Sequence[Path]:
@@ -129,7 +129,7 @@ class AveragePlan(NamedTuple):
     files: list[Path]  # those averaged, oldest first
     rule: Rule
     tensors: dict[str, Spec]  # of every file, in the order in which they are written
-    averaged: set[str]  # of the others, the newest values are taken
+    averaged: set[str]  # for the others, the newest values are used
     key: str | None
 
 
@@ -145,11 +145,11 @@ def average_files(
 ) -> Averaged:
     """Write the average of checkpoints, given oldest first; by default the mean of the last 100.
 
-    Integer tensors are those of the newest file, and so are tensors whose names match none of the
-    patterns of `part`, if there are any.
+    Integer tensors are taken from the newest file.  With `part`, so are tensors whose names match
+    none of its patterns.
 
-    key: where PyTorch files hold the weights.
-    progress: called with the share that is done.
+    key: of the weights in PyTorch files.
+    progress: called with the completed share.
 
     Examples:
         >>> import torch, wima
@@ -165,7 +165,7 @@ def average_files(
     check_ending(out)
     check(len(given) > 0, "Expected at least one checkpoint, got none.")
     twice = out.resolve() in {file.resolve() for file in given}
-    check(not twice, f"--out {out} is one of the checkpoints; choose another name.")
+    check(not twice, f"--out {out} is one of the checkpoints; choose a different name.")
     used = list(rule.newest(given))
     tensors, metadata = _common(used, key)
     averaged = {n for n, spec in tensors.items() if spec.floating and _matches(n, part)}
@@ -181,7 +181,7 @@ def _matches(name: str, part: Sequence[str]) -> bool:
 
 
 def _common(files: Sequence[Path], key: str | None) -> tuple[dict[str, Spec], dict[str, str]]:
-    """The tensors that all files have, and the metadata of the newest."""
+    """The tensors, which must be the same in all files, and the metadata of the newest."""
     with closing(open_checkpoint(files[-1], key)) as newest:
         tensors, metadata = in_file_order(newest.tensors), dict(newest.metadata)
     check(bool(tensors), f"{files[-1]} holds no tensors.")
@@ -194,8 +194,8 @@ def _common(files: Sequence[Path], key: str | None) -> tuple[dict[str, Spec], di
 def _compare(
     file: Path, tensors: Mapping[str, Spec], newest: Path, expected: Mapping[str, Spec]
 ) -> None:
-    """Raise `UsageError` unless a file has the tensors of the newest one."""
-    same = "expected checkpoints of one model."
+    """Raise `UsageError` unless a file has the same tensors as the newest one."""
+    same = "expected checkpoints of the same model."
     lacks, has = _some(set(expected) - set(tensors)), _some(set(tensors) - set(expected))
     check(not lacks, f"{file} lacks {lacks}, which {newest} has; {same}")
     check(not has, f"{file} has {has}, which {newest} lacks; {same}")
@@ -246,7 +246,7 @@ def _average(plan: AveragePlan, progress: Callable[[float], None]) -> Iterator[A
 def _add(
     plan: AveragePlan, checkpoint: Checkpoint, totals: Mapping[Piece, Array], seen: int
 ) -> None:
-    with np.errstate(all="ignore"):  # infinities and NaN go through, as in the training loop
+    with np.errstate(all="ignore"):  # infinities and NaN are kept, as in the training loop
         for piece, total in totals.items():
             x = decode(checkpoint.read(*piece), plan.tensors[piece.name].dtype)
             plan.rule.add(total, x, seen, len(plan.files))

@@ -1,4 +1,4 @@
-"""Reads .npz files piece by piece: every byte once, if pieces are read in order."""
+"""Reads .npz files piece by piece; if pieces are read in order, every byte is read once."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from wima.core.errors import check
 from wima.saved.tensors import BY_NUMPY, Array, Spec, check_dtype, reading
 from wima.storage.reading import HEADER, Header, open_archive, read_header
 
-CHUNK = 2**18  # bytes that are unpacked at once
-LOCAL = 30  # bytes before a member's name
+CHUNK = 2**18  # bytes unpacked at once
+LOCAL = 30  # bytes before the name in a member's local header
 MALFORMED = (OSError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 class Stream:
-    """The bytes of a member, in order; its checksum is compared when the last one was read.
+    """The bytes of a member, in order; its checksum is verified after the last one.
 
-    It holds no file, so that it can go on after the file was closed and opened again.
+    It holds no file, so it can continue after the file was closed and reopened.
     """
 
     def __init__(self, member: zipfile.ZipInfo, begin: int) -> None:
         self.member, self.position = member, 0
-        self.next, self._end = begin, begin + member.compress_size  # in the file
+        self.next, self._end = begin, begin + member.compress_size  # offsets in the file
         self.packed = member.compress_type == zipfile.ZIP_DEFLATED
         self._unpack, self._input = zlib.decompressobj(-zlib.MAX_WBITS), b""
         self._sum: int | None = 0
@@ -45,7 +45,7 @@ class Stream:
         return data
 
     def skip(self, file: IO[bytes], position: int) -> None:
-        """Go on at a later position."""
+        """Advance to a later position."""
         if not self.packed and position > self.position:
             self.next += position - self.position
             self.position, self._sum = position, None
@@ -70,17 +70,17 @@ class Stream:
         return bytes(data)
 
 
-Streams: TypeAlias = dict[Path, Stream]  # where to go on in a file
+Streams: TypeAlias = dict[Path, Stream]  # by file: where reading continues
 
 
 class NpzFile:
-    """The arrays of an .npz file.  streams: those of an earlier opening, to go on with."""
+    """The arrays of an .npz file.  streams: from an earlier opening, to continue reading."""
 
     def __init__(self, path: Path, key: str | None = None, streams: Streams | None = None) -> None:
         self.path = path
         self.metadata: Mapping[str, str] = {}
         self._streams = {} if streams is None else streams
-        self._columns: dict[str, Array] = {}  # of arrays that are stored column by column
+        self._columns: dict[str, Array] = {}  # arrays that are stored column by column
         with reading(path, MALFORMED), open_archive(path) as archive:
             self._members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
         self._file = path.open("rb")
@@ -107,7 +107,7 @@ class NpzFile:
         self._file.seek(member.header_offset)
         local = self._file.read(LOCAL)
         if len(local) < LOCAL or local[:4] != b"PK\3\4":
-            raise zipfile.BadZipFile(f"no member begins at {member.header_offset}")
+            raise zipfile.BadZipFile(f"there is no member at offset {member.header_offset}")
         lengths = (int.from_bytes(local[at : at + 2], "little") for at in (26, 28))
         return Stream(member, member.header_offset + LOCAL + sum(lengths))
 
@@ -124,13 +124,13 @@ class NpzFile:
         return numbers.astype(header.dtype.newbyteorder("="), copy=False)
 
     def _numbers(self, name: str) -> Stream:
-        """A stream that has passed the header."""
+        """A stream positioned after the header."""
         stream = self._begin(name)
         stream.read(self._file, self._headers[name].begin)
         return stream
 
     def _at(self, name: str, position: int) -> Stream:
-        """The stream of a member at this position, the one that is there if possible."""
+        """The member's stream at this position; the current one is reused if possible."""
         stream = self._streams.get(self.path)
         there = stream is not None and stream.member.filename == self._members[name].filename
         if stream is None or not there or stream.position > position:
@@ -139,12 +139,12 @@ class NpzFile:
         return stream
 
     def _by_columns(self, name: str, begin: int) -> Array:
-        """An array that is stored column by column, mapped: its rows are all over the file."""
+        """An array stored column by column, memory-mapped: its rows are scattered over the file."""
         if name not in self._columns:
             header, stream = self._headers[name], self._numbers(name)
             where, packed = stream.next, stream.packed
             with tempfile.TemporaryFile() as unpacked:
-                if packed or begin == 0:  # else the checksum was compared before
+                if packed or begin == 0:  # otherwise the checksum is already verified
                     while data := stream.read(self._file, CHUNK):
                         _ = unpacked.write(data) if packed else 0
                     self._check_complete(stream.position == stream.member.file_size)
@@ -154,7 +154,7 @@ class NpzFile:
         return self._columns[name]
 
     def _check_complete(self, fact: bool) -> None:
-        check(fact, f"{self.path} ends too early; expected a whole .npz file.")
+        check(fact, f"{self.path} is truncated; expected a complete .npz file.")
 
     def close(self) -> None:
         self._columns = {}

@@ -31,7 +31,7 @@ class Checkpoint(Protocol):
     def metadata(self) -> Mapping[str, str]: ...
 
     def read(self, name: str, begin: int, end: int) -> Array:
-        """Some numbers of a tensor, counted row by row, as they are stored."""
+        """The numbers begin ... end - 1 of a tensor in row-major order, as stored."""
         ...
 
     def close(self) -> None:
@@ -48,10 +48,10 @@ class SafetensorsFile:
         with reading(path, (OSError, SafetensorError, ValueError, RecursionError)):
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
-                most = f"expected at most {TEXT:,} bytes"
-                check(size <= TEXT, f"{path} is damaged: its header has {size:,}; {most}.")
+                most = f"expected at most {TEXT:,}"
+                check(size <= TEXT, f"{path} is damaged: its header has {size:,} bytes; {most}.")
                 header = json.loads(file.read(size))
-            with safe_open(path, framework="numpy"):  # refuses what does not fit the file
+            with safe_open(path, framework="numpy"):  # raises if the header does not match the file
                 self._file = path.open("rb")
         self.metadata = header.pop("__metadata__", {})
         for name, about in header.items():
@@ -66,7 +66,7 @@ class SafetensorsFile:
         with reading(self.path, (OSError,)):
             self._file.seek(self._begin[name] + begin * stored.itemsize)
             numbers = np.fromfile(self._file, stored, end - begin)
-        check(len(numbers) == end - begin, f"{self.path} became shorter while it was read.")
+        check(len(numbers) == end - begin, f"{self.path} was truncated while it was being read.")
         return numbers
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class ShardedModel:
                 shard = open_checkpoint(path.parent / file, key, streams)
                 self._shards[file] = self._stack.enter_context(closing(shard))
             for name, file in where.items():
-                missing = f"{path}: {file} holds no tensor {name!r}, which the index says it does."
+                missing = f"{path}: {file} has no tensor {name!r}, although the index lists it."
                 check(name in self._shards[file].tensors, missing)
         except BaseException:
             self.close()
@@ -106,21 +106,21 @@ NO_INDEX = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionE
 
 def _weight_map(path: Path) -> dict[str, str]:
     """Tensor -> file beside the index."""
-    with reading(path, NO_INDEX, "no index of a sharded model"):
+    with reading(path, NO_INDEX, "not an index of a sharded model"):
         where = json.loads(read_text(path))["weight_map"]
         files = set(where.values())
     for file in files:
         plain = isinstance(file, str) and Path(file).name == file and not file.endswith(INDEX)
-        check(plain, f"{path}: expected files beside the index, got {file!r}.")
+        check(plain, f"{path}: expected files in the folder of the index, got {file!r}.")
     return dict(where)
 
 
 def open_checkpoint(
     path: Path, key: str | None = None, streams: Streams | None = None
 ) -> Checkpoint:
-    """Open a file by its ending; key: where a PyTorch file holds the weights.
+    """Open a file by its suffix.  key: of the weights in a PyTorch file.
 
-    streams: for files that are opened again and again, where to go on in those that are compressed.
+    streams: for files that are opened repeatedly, where to continue in compressed ones.
     """
     kind = path.suffix.lower()
     if kind in TORCH:

@@ -1,4 +1,4 @@
-"""Selects checkpoints and puts them in order."""
+"""Selects and sorts checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_FOLDER = (
 
 
 def _by_number(path: Path) -> tuple[list[int | str], str]:
-    """step_9 before step_10: runs of digits count as numbers."""
+    """Sort key that treats digits as numbers: step_9 comes before step_10."""
     parts = re.split(r"(\d+)", str(path))
     return [int(part) if n % 2 else part for n, part in enumerate(parts)], str(path)
 
@@ -38,14 +38,14 @@ ORDERS: dict[str, Callable[[Path], Any]] = {
 def select(
     names: Sequence[str], order: str = "number", last: int | None = None, every: int = 1
 ) -> list[Path]:
-    """The selected checkpoints, oldest first: the `last` ones, and of them each `every`-th.
+    """The selected checkpoints, oldest first: every `every`-th of the `last` ones.
 
-    names: files, folders as Hugging Face writes them, or patterns with * ? [ ].  The newest
-    checkpoint is always taken; every=3 takes the one three before it, and so on.
+    names: files, folders as written by Hugging Face, or patterns with * ? [ ].  The newest
+    checkpoint is always selected; with every=3, then the third before it, and so on.
     """
     check_one_of("--order", order, tuple(ORDERS))
     check_count("--every", every)
-    found: dict[Path, Path] = {}  # a file that is named twice counts once
+    found: dict[Path, Path] = {}  # a file given twice counts once
     for file in (file for name in names for file in _matches(name)):
         check_file(file)
         found.setdefault(file.resolve(), file)
@@ -59,7 +59,7 @@ def select(
 def _matches(name: str) -> list[Path]:
     if os.path.exists(name):
         return [_file(Path(name))]
-    check(glob.has_magic(name), f"Cannot read {name}: there is no such file.")
+    check(glob.has_magic(name), f"Cannot read {name}: the file does not exist.")
     found = glob.glob(name, recursive=True)
     check(bool(found), f"No file matches {name!r}; expected at least one checkpoint.")
     return [_file(Path(match)) for match in sorted(found)]
@@ -69,11 +69,11 @@ def _file(path: Path) -> Path:
     """The file itself, or the model in a folder."""
     check(
         not SHARD.search(path.name),
-        f"{path} is one part of a model in several files; give its index instead, "
+        f"{path} is one part of a model in several files; expected its index, "
         "such as model.safetensors.index.json, or its folder.",
     )
     if not os.path.isdir(path):
         return path
     inside = [path / name for name in IN_FOLDER if (path / name).is_file()]
-    check(bool(inside), f"The folder {path} holds none of {', '.join(IN_FOLDER)}.")
+    check(bool(inside), f"The folder {path} contains none of {', '.join(IN_FOLDER)}.")
     return inside[0]

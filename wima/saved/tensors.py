@@ -15,7 +15,7 @@ from wima.core.errors import UsageError, check
 
 Array: TypeAlias = NDArray[Any]
 
-# Dtypes have the names of safetensors.  numpy knows no bfloat16: its bits are read as uint16.
+# Dtypes have their safetensors names.  NumPy has no bfloat16: its bits are read as uint16.
 STORED: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -52,23 +52,23 @@ class Spec(NamedTuple):
 
     @property
     def floating(self) -> bool:
-        """Whether it has a mean; integers and bools have none."""
+        """Whether it can be averaged; integers and bools cannot."""
         return self.dtype in FLOATING
 
     def zeros(self, count: int) -> Array:
-        """An accumulator for numbers of this dtype."""
+        """An accumulator for `count` numbers of this dtype."""
         return np.zeros(count, np.complex128 if self.dtype == "C64" else np.float64)
 
 
 def decode(stored: Array, dtype: str) -> Array:
-    """Numbers that numpy can add, from what is stored."""
+    """Stored numbers as a dtype that NumPy can add."""
     if dtype == "BF16":  # the upper half of a float32
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored
 
 
 def encode(x: Array, dtype: str) -> Array:
-    """Sums of float64 as they are stored; rounded by way of float32, as torch does."""
+    """float64 numbers as they are stored; half precision is rounded via float32, as in torch."""
     if dtype == "BF16":
         return _bfloat16(x.astype(np.float32))
     if dtype == "F16":
@@ -77,7 +77,7 @@ def encode(x: Array, dtype: str) -> Array:
 
 
 def _bfloat16(x: Array) -> Array:
-    """The nearest bfloat16, to even in the middle, as bits."""
+    """The bits of the nearest bfloat16, rounding half to even."""
     bits = x.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
@@ -96,17 +96,17 @@ def damaged(path: Path, error: Exception, what: str = "") -> UsageError:
         return UsageError(f"Cannot read {path}: {error.strerror or error}.")
     about = f"{what}: " if what else ""
     return UsageError(
-        f"{path} is damaged or no such file as its name says: {about}"
+        f"{path} is damaged, or its format does not match its name: {about}"
         f"{type(error).__name__}: {error!s:.200}"
     )
 
 
 @contextmanager
 def reading(path: Path, errors: tuple[type[Exception], ...], what: str = "") -> Iterator[None]:
-    """Raise these errors of the block as `damaged`."""
+    """Convert these errors in the block with `damaged`."""
     try:
         yield
-    except UsageError:  # says what is wrong already
+    except UsageError:  # already explains what is wrong
         raise
     except errors as error:
         raise damaged(path, error, what) from None

@@ -1,4 +1,4 @@
-"""PyTorch's files: only tensors and plain containers are loaded; files with code are refused."""
+"""Reads PyTorch files: tensors and plain containers are loaded, files with code are refused."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-LONGEST = 1000  # characters of the name of a class
+LONGEST = 1000  # characters in the name of a class
 LONG_LINE = re.compile(rb"[^\n]{1000}")
-# The usual names of weights that are saved with other things.
+# Common keys of weights that are saved together with other data.
 USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
 
 
 class TorchFile:
-    """The weights in a file of `torch.save`, mapped from disk."""
+    """The weights in a file written by `torch.save`, memory-mapped."""
 
     def __init__(self, path: Path, key: str | None = None) -> None:
         self.path = path
@@ -54,10 +54,10 @@ class TorchFile:
         found = _weights(content, where(path, content, key))
         self._weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         for name, tensor in self._weights.items():
-            got = reprlib.repr(name)  # limited: the name may be a tuple of tuples of tuples ...
-            check(isinstance(name, str), f"{path}: expected names of tensors, got {got}.")
+            got = reprlib.repr(name)  # shortened: the name may be a deeply nested tuple
+            check(isinstance(name, str), f"{path}: expected strings as tensor names, got {got}.")
             check_dtype(path, name, f"{tensor.dtype}, {tensor.layout}", _is_plain(tensor))
-        # A tensor that repeats its numbers, with stride 0, may be of any size.
+        # A tensor with stride 0 repeats its numbers and may have any size.
         check_unpacked(path, sum(tensor.nbytes for tensor in self._weights.values()))
         self.tensors = {
             name: Spec(DTYPES[tensor.dtype], tuple(tensor.shape))
@@ -70,26 +70,26 @@ class TorchFile:
             tensor = tensor.view(torch.int16)
         if tensor.is_contiguous():
             numbers: Array = tensor.view(-1)[begin:end].numpy()
-        else:  # transposed, for example; `reshape` would copy all of it for every piece
+        else:  # for example transposed; `reshape` would copy the whole tensor for every piece
             numbers = tensor.numpy().flat[begin:end]
         return numbers.view(STORED[self.tensors[name].dtype])
 
     def close(self) -> None:
-        self._weights = {}  # with the last tensor, the file is unmapped
+        self._weights = {}  # the file is unmapped with its last tensor
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its numbers are in memory as they are: not sparse, conjugated or without data."""
+    """Whether its memory holds its numbers: not sparse, not a lazy conjugate, not without data."""
     if tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
     return tensor.dtype in DTYPES and not tensor.is_conj() and not tensor.is_neg()
 
 
 def load(path: Path) -> Any:
-    """The content of the file; tensors are read when they are used."""
+    """The content of the file; tensors are read on first use."""
     check_file(path)
     try:
-        mapped = zipfile.is_zipfile(path)  # files of old torch versions cannot be mapped
+        mapped = zipfile.is_zipfile(path)  # files from old torch versions cannot be mapped
         _check_globals(path, mapped)
         with warnings.catch_warnings():  # torch suggests an unsafe load
             warnings.simplefilter("ignore")
@@ -100,21 +100,21 @@ def load(path: Path) -> Any:
             reason = str(error).split("WeightsUnpickler error: ")[-1].strip().partition("\n")[0]
             raise damaged(path, pickle.UnpicklingError(reason)) from None
         raise UsageError(
-            f"{path} is refused: to load it, {refused.group(1)} would have to be called, and a "
-            "file could run any code that way. Nothing of it was executed. Expected tensors in "
-            "plain containers: save model.state_dict() alone."
+            f"{path} is refused: loading it would call {refused.group(1)}, and such a file can "
+            "run arbitrary code. Nothing was executed. Expected tensors in plain containers: "
+            "save only model.state_dict()."
         ) from None
     except UsageError:
         raise
-    except Exception as error:  # torch raises whatever damaged bytes lead it to
+    except Exception as error:  # torch can raise anything on damaged data
         raise damaged(path, error) from None
 
 
 def _check_globals(path: Path, mapped: bool) -> None:
-    """Refuse names of classes that no class has.
+    """Refuse absurdly long class names.
 
-    torch searches the message about such a name with a pattern whose time grows with the square of
-    its length: minutes for 100 kB.
+    torch searches its message about such a name with a regular expression that takes quadratic
+    time: minutes for 100 kB.
     """
     if mapped:
         with open_archive(path) as archive:
@@ -124,7 +124,7 @@ def _check_globals(path: Path, mapped: bool) -> None:
     else:
         streams, several = [io.BytesIO(_start(path))], 4  # number, version, machine, content
     for stream in streams:
-        with contextlib.suppress(ValueError):  # torch says better what is wrong
+        with contextlib.suppress(ValueError):  # torch explains it better
             for _ in range(several):
                 for code, name, _at in pickletools.genops(stream):
                     if code.name in ("GLOBAL", "INST") and len(str(name)) > LONGEST:
@@ -132,13 +132,13 @@ def _check_globals(path: Path, mapped: bool) -> None:
 
 
 def _start(path: Path) -> bytes:
-    """The bytes before which the pickles of an old file end, unless they are very long."""
+    """The beginning of an old file, which includes its pickles unless they are very long."""
     with path.open("rb") as file:
         return file.read(UNPACKED // 16)
 
 
 def where(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
-    """The keys of the weights: those given, else the usual ones."""
+    """The path of keys to the weights: as given, or one of the usual keys."""
     check(isinstance(content, Mapping), f"{path}: expected a dict, got a {type(content).__name__}.")
     if key is not None:
         path_of_keys = (key,) if key in content else tuple(key.split("."))
@@ -149,12 +149,14 @@ def where(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
     usual = [(name,) for name in USUAL if _holds(content, (name,))]
     if not usual and _holds(content, ()):
         return ()
-    check(len(usual) == 1, f"{path}: where are the weights? Name them with --key; {_keys(content)}")
+    check(
+        len(usual) == 1, f"{path}: cannot tell where the weights are; use --key; {_keys(content)}"
+    )
     return usual[0]
 
 
 def _holds(content: Any, keys: tuple[str, ...]) -> bool:
-    """Whether there is a dict of tensors under the keys."""
+    """Whether the keys lead to a dict with tensors."""
     weights = _weights(content, keys)
     return isinstance(weights, Mapping) and any(isinstance(v, Tensor) for v in weights.values())
 
@@ -167,11 +169,11 @@ def _weights(content: Any, keys: tuple[str, ...]) -> Any:
 
 def _keys(content: Mapping[Any, Any]) -> str:
     keys = [key for key in content if isinstance(key, str)]
-    return f"the file holds {', '.join(f'{key:.80}' for key in keys[:12]) or 'nothing'}."
+    return f"the file contains {', '.join(f'{key:.80}' for key in keys[:12]) or 'nothing'}."
 
 
 def replaced(path: Path, key: str | None, tensors: Mapping[str, Tensor]) -> Any:
-    """The content of the file with other weights; nothing else is changed."""
+    """The content of the file with its weights replaced and everything else unchanged."""
     content = load(path)
     return _replace(content, where(path, content, key), tensors)
 
@@ -186,11 +188,11 @@ def _replace(content: Any, keys: tuple[str, ...], tensors: Mapping[str, Tensor])
 
 
 def as_tensors(data: Array, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
-    """Tensors that follow one another in memory, or in a mapped file."""
+    """Views of consecutive tensors in memory or in a mapped file."""
     tensors, begin = {}, 0
     for name, spec in specs.items():
         numbers = data[begin : begin + spec.nbytes].view(STORED[spec.dtype])
-        # An empty tensor must not share the memory of the next one: torch.save may refuse that.
+        # An empty tensor must not share memory with the next one: torch.save may refuse that.
         tensor = torch.from_numpy(numbers if spec.numel else numbers.copy())
         tensor = tensor.view(torch.bfloat16) if spec.dtype == "BF16" else tensor
         tensors[name] = tensor.reshape(spec.shape)

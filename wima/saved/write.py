@@ -1,4 +1,4 @@
-"""Writes a model piece by piece, so that memory never holds all of it."""
+"""Writes a model piece by piece, so that it is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from wima.saved.read import TORCH
 from wima.saved.tensors import STORED, Array, Spec
 from wima.storage.files import new_file
 
-# Of a path that leads out of the folder in which an archive is unpacked.
+# Paths that lead out of the folder in which an archive is unpacked.
 OUTSIDE = re.compile(r"^$|^[/\\]|^[A-Za-z]:[/\\]|(^|[/\\])\.\.([/\\]|$)")
 ENDINGS = (".safetensors", ".npz", *TORCH)
 
 
 class Content(NamedTuple):
-    """What is to be written; `pieces` are the numbers of the tensors, in order."""
+    """What to write; `pieces` are the numbers of the tensors, in order."""
 
     tensors: Mapping[str, Spec]
     metadata: Mapping[str, str]
     pieces: Iterable[Array]
-    like: Path  # a PyTorch output has everything but the weights from this file
+    like: Path  # a PyTorch output copies everything except the weights from this file
     key: str | None = None
 
 
 def in_file_order(tensors: Mapping[str, Spec]) -> dict[str, Spec]:
-    """Wide dtypes first, as safetensors orders them: so all numbers are aligned in a file."""
+    """Wide dtypes first, as in safetensors, so that all numbers in the file are aligned."""
     return dict(sorted(tensors.items(), key=lambda t: (-STORED[t[1].dtype].itemsize, t[0])))
 
 
 def check_ending(out: Path) -> None:
     known = out.suffix.lower() in ENDINGS
-    check(known, f"--out {out}: expected a name that ends with {', '.join(ENDINGS)}.")
+    check(known, f"--out {out}: expected a name that ends in {', '.join(ENDINGS)}.")
 
 
 def write(out: Path, content: Content, force: bool = False) -> None:
-    """Write a file of the format that its ending names; it is complete or absent."""
+    """Write a file in the format given by its suffix; it is complete or absent."""
     check_ending(out)
     for name in content.tensors:
         _check_name(out, name)
@@ -55,7 +55,7 @@ def write(out: Path, content: Content, force: bool = False) -> None:
 
 
 def _check_name(out: Path, name: str) -> None:
-    """Refuse names that a format cannot hold, or that lead out of the folder of who unpacks it."""
+    """Refuse names that the format cannot store, or that would unpack outside of the folder."""
     clean = name.isprintable() and name != "__metadata__"
     if out.suffix.lower() == ".npz":
         clean = clean and not OUTSIDE.search(name)
@@ -79,7 +79,10 @@ def _safetensors(path: Path, content: Content) -> None:
 
 def _npz(path: Path, content: Content) -> None:
     for name, spec in content.tensors.items():
-        check(spec.dtype != "BF16", f".npz cannot hold bfloat16, which {name!r} is; use another.")
+        check(
+            spec.dtype != "BF16",
+            f".npz cannot store {name!r}, which is bfloat16; use another format.",
+        )
     pieces = iter(content.pieces)
     with zipfile.ZipFile(path, "w") as archive:
         for name, spec in content.tensors.items():
@@ -95,7 +98,7 @@ def _npz(path: Path, content: Content) -> None:
 
 
 def _torch(path: Path, content: Content) -> None:
-    """The numbers go to a file that is then mapped: torch.save needs all tensors at once."""
+    """Write the numbers to a file and map it, since torch.save needs all tensors at once."""
     import torch
 
     from wima.saved.torchfile import as_tensors, replaced
@@ -110,7 +113,7 @@ def _torch(path: Path, content: Content) -> None:
         tensors = as_tensors(data, content.tensors)
         like = content.like.suffix.lower() in TORCH
         torch.save(replaced(content.like, content.key, tensors) if like else tensors, path)
-    except RuntimeError as error:  # of torch's writer, when the disk is full
+    except RuntimeError as error:  # from torch's writer if the disk is full
         raise OSError(str(error).partition("\n")[0]) from error
     finally:
         numbers.unlink(missing_ok=True)
