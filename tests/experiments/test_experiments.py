@@ -286,7 +286,7 @@ def test_a_damaged_sheet_is_refused(tmp_path, damage):
     content = json.loads(path.read_text())
     damage(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="is not a sheet"):
+    with pytest.raises(UsageError, match="is not a valid sheet"):
         read_sheet(path)
 
 

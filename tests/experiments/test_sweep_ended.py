@@ -24,7 +24,7 @@ def test_a_worker_that_is_killed_costs_one_run(tmp_path):
             sweep._processes[0].kill()
             killed = True
     assert killed and states(sweep) == ["failed", "done"]
-    assert "killed by 9" in sweep.states[0].message
+    assert "killed by signal 9" in sweep.states[0].message
     assert states(played(jobs, tmp_path)) == ["done", "done"]
 
 

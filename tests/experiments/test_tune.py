@@ -78,7 +78,7 @@ def test_the_grid_is_the_papers_if_none_is_given(cli):
     settings = load_settings("digits", ["algorithm=fedprox"])
     assert paper_axes(settings) == [f"algorithm.mu={','.join(map(str, tuned))}"]
     code, _, errors = cli("tune", "digits")
-    assert code == 2 and "tunes nothing of FedAvg" in errors
+    assert code == 2 and "does not tune FedAvg" in errors
     code, _, errors = cli("tune", "digits", "algorithm=scaffold", "server=momentum")
     assert code == 2 and "does not tune scaffold with server momentum" in errors
 

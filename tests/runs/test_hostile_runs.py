@@ -97,7 +97,7 @@ def test_pipes_are_refused_at_once(run, tmp_path):
 
 def test_a_sheet_of_any_depth_is_refused(tmp_path):
     (tmp_path / "a.sheet.json").write_text(DEEP)
-    with pytest.raises(UsageError, match="is not a sheet of runs"):
+    with pytest.raises(UsageError, match="is not a valid sheet"):
         read_sheet(tmp_path / "a.sheet.json")
 
 

@@ -1,1 +1,1 @@
-"""The paper's experiments as data: what is run, at which scale, and what the paper reports."""
+"""The paper's experiments as data: their runs, their scales and the numbers that it reports."""

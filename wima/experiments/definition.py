@@ -13,7 +13,7 @@ from wima.experiments.sheet import Kind
 from wima.runs.settings import read_toml
 
 HERE = Path(__file__).parent
-SHARED = ("methods", "settings", "scales", "printed")  # files that are no experiments
+SHARED = ("methods", "settings", "scales", "printed")  # files that are not experiments
 Made = TypeVar("Made", bound="Section")
 
 
@@ -24,16 +24,16 @@ class Section(BaseModel):
 
 
 class Method(Section):
-    """A row of the paper's main table: an algorithm, a server optimizer, hyper-parameters."""
+    """A row of the paper's main table: algorithm, server optimizer and hyper-parameters."""
 
     label: str
     set: dict[str, Any]
-    on: dict[str, dict[str, Any]] = {}  # setting -> what differs there
+    on: dict[str, dict[str, Any]] = {}  # setting -> overrides
     tune: dict[str, list[Any]] = {}  # key -> the paper's interval
 
 
 class Setting(Section):
-    """A data set with its split: a preset and what differs from it."""
+    """A data set with its split: a preset and overrides."""
 
     label: str
     preset: str
@@ -48,7 +48,7 @@ class Variant(Section):
 
 
 class Scale(Section):
-    """How much smaller than the paper."""
+    """How much an experiment is scaled down from the paper."""
 
     note: str
     seeds: list[int]
@@ -63,12 +63,12 @@ class Experiment(Section):
     """A table or figure: methods x settings x variants, and averagers that watch every run."""
 
     title: str
-    shown: str = ""  # where in the paper
+    shown: str = ""  # in the paper, for example "Table 2"
     kind: Kind = "table"
     methods: list[str]
     settings: list[str]
     rows: Literal["methods", "settings", "variants", "averagers", "tune"]
-    column: str = ""  # the heading of the only column, where settings are rows
+    column: str = ""  # the heading of the only column, if settings are rows
     set: dict[str, Any] = {}
     variants: dict[str, Variant] = {"": Variant()}
     averagers: dict[str, str]
@@ -100,7 +100,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def find_experiment(name: str) -> tuple[str, Experiment]:
-    """The experiment of that name, or of a .toml file, with the name of its sheet."""
+    """The name of the sheet and the experiment, given a known name or a .toml file."""
     if name.endswith(".toml"):
         path = Path(name)
         found = _checked(Experiment, read_toml(path), path)
@@ -133,4 +133,4 @@ def _checked(kind: type[Made], table: Any, path: Path) -> Made:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-        raise UsageError(f"{path} is not an experiment: {where}: {message}.") from None
+        raise UsageError(f"{path} is not a valid experiment: {where}: {message}.") from None

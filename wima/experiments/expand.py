@@ -1,7 +1,7 @@
-"""From an experiment and a scale to runs: settings for each, and their places in the sheet.
+"""Expands an experiment and a scale into runs, with their settings and places in the sheet.
 
-Runs are shared.  Averagers never steer, so two experiments that train alike need one run between
-them; it is watched by the averagers of all experiments that come with the package.
+Runs are shared.  Averagers never affect training, so two experiments with the same training need
+only one run; the averagers of all experiments in the package watch it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from wima.runs.settings import Choice, Settings, as_choice, change, make_setting
 
 
 class Job(NamedTuple):
-    """A run to be made: the name of its folder, and its settings."""
+    """A run to execute: the name of its folder and its settings."""
 
     name: str
     settings: Settings
 
 
 class Training(NamedTuple):
-    """A run as an experiment asks for it: what steers it, and what this experiment watches."""
+    """A run as an experiment defines it: its training, and the averagers that watch it."""
 
     row: str
     column: str
@@ -54,9 +54,10 @@ def expand(
     command: str,
     only: list[str] | None = None,
 ) -> tuple[Sheet, list[Job]]:
-    """The sheet of an experiment, and the runs to make for it, each once.
+    """The sheet of an experiment, and its runs without duplicates.
 
-    only: names of methods and settings whose runs are made; none of a kind means all of that kind.
+    only: methods and settings whose runs are returned; without methods, all methods, and likewise
+    for settings.
     """
     kept = _kept(experiment, only or [])
     jobs: dict[str, Job] = {}
@@ -87,7 +88,7 @@ def expand(
 
 
 def _cells(experiment: Experiment, training: Training, seed: int, run: str) -> Iterator[Cell]:
-    """The places of a run: one, or one for each averager."""
+    """The cells of a run: one, or one per averager."""
     models = {heading: _model(choice) for heading, choice in training.watched.items()}
     if experiment.rows == "averagers":
         for heading, model in models.items():
@@ -98,12 +99,12 @@ def _cells(experiment: Experiment, training: Training, seed: int, run: str) -> I
 
 
 def _model(averager: Choice) -> str:
-    """What the averager's model is called in records."""
+    """The name of the averager's model in records."""
     return averager.make("averager", averaging.BY_NAME).name
 
 
 def _watchers(scale: Scale, known: list[Experiment]) -> dict[str, dict[str, Choice]]:
-    """For each training: all averagers that some experiment watches it with, by model."""
+    """For each training, the averagers of all experiments that include it, by model."""
     found: dict[str, dict[str, Choice]] = {}
     for experiment in known:
         for training in _trainings(experiment, scale):
@@ -113,7 +114,7 @@ def _watchers(scale: Scale, known: list[Experiment]) -> dict[str, dict[str, Choi
 
 
 def _kept(experiment: Experiment, names: list[str]) -> set[str]:
-    """The methods and settings whose runs are wanted."""
+    """The methods and settings whose runs are requested."""
     for name in names:
         known = [*experiment.methods, *experiment.settings]
         if name not in known:
@@ -154,7 +155,7 @@ def _variants(experiment: Experiment, method: Method) -> Iterator[tuple[str, Var
 def _steering(
     experiment: Experiment, scale: Scale, setting_name: str, method_name: str, variant: Variant
 ) -> Settings:
-    """All that training depends on, seed and averagers aside."""
+    """The settings that training depends on, except the seed."""
     setting, method = settings()[setting_name], methods()[method_name]
     table = read_table(setting.preset)
     layers: list[dict[str, Any]] = [
@@ -175,9 +176,9 @@ def _steering(
 
 
 def _scaled(text: str, scale: Scale) -> Choice:
-    """An averager or schedule of the paper's lengths, with those of the scale.
+    """An averager or schedule with the paper's lengths converted to the scale.
 
-    `ema:window=W` has the decay that gives its models the mean age of those in a window of W.
+    `ema:window=W` becomes the decay with the same mean age of models as a window of W.
     """
     choice = as_choice(text)
     given = choice.parameters
@@ -188,7 +189,7 @@ def _scaled(text: str, scale: Scale) -> Choice:
     ):
         if key in given and given[key] != "auto":
             check(is_number(given[key]), f"{text}: {key} must be a number, got {given[key]!r}.")
-            share = 0 < given[key] < 1  # of the rounds, at every scale
+            share = 0 < given[key] < 1  # of the rounds: the same at every scale
             given[key] = given[key] if share else max(1, round(given[key] * factor))
     if choice.name == "ema" and "window" in given:
         window = given.pop("window")

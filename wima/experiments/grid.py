@@ -1,4 +1,4 @@
-"""A grid of settings x seeds as a sheet: `wima sweep`."""
+"""`wima sweep`: a grid of settings x seeds as a sheet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def expand_points(
     seeds: list[int],
     command: str,
 ) -> tuple[Sheet, list[Job]]:
-    """A row for each point, which is a list of `key=value`, and a run for each of its seeds."""
+    """A row per point, a list of `key=value`, and a run for each of its seeds."""
     jobs, cells = [], []
     for changes in points:
         row = ", ".join(changes) or source
@@ -65,7 +65,7 @@ def expand_points(
 
 
 def parse_axis(text: str) -> tuple[str, list[str]]:
-    """`key=value,value` as a key and the texts of its values."""
+    """`key=value,value` as a key and its values as strings."""
     key, equals, values = text.partition("=")
     check(bool(key and equals and values), f"Expected --grid key=value,value, got {text!r}.")
     listed = values.split(",")

@@ -1,6 +1,6 @@
-"""What a job of SLURM executes: one run of a sweep, from the start or from its checkpoint.
+"""What a SLURM job executes: one run of a sweep, from the start or from its checkpoint.
 
-submitit pickles what it submits; here that is the name of the class and two texts.
+submitit pickles what it submits; here, only the name of the class and two strings.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from wima.experiments.worker import run_or_resume
 from wima.runs.progress import Progress
 from wima.storage.lock import is_running
 
-PATIENCE = 60  # seconds for the end of the job before, which may be on another node
+PATIENCE = 60  # seconds to wait for the previous job to end, perhaps on another node
 
 
 class RunJob:
-    """Starts the run, or resumes it; if it has ended already, there is nothing to do."""
+    """Starts or resumes the run; does nothing if it has already ended."""
 
     def __call__(self, path: str, settings: str) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the run handles it
@@ -34,7 +34,7 @@ class RunJob:
             sys.exit(128 + signal.SIGTERM)
 
     def checkpoint(self, path: str, settings: str) -> DelayedSubmission:
-        """What is submitted when the time is up: the same again."""
+        """What submitit requeues at the time limit: the same run."""
         return DelayedSubmission(self, path, settings)
 
     def _execute(self, path: Path, settings: str) -> None:
@@ -50,10 +50,11 @@ class RunJob:
 
 
 def _keep_running_when_requeued() -> None:
-    """At SIGUSR2, the time being nearly up, submitit requeues the job and exits.
+    """Keep submitit from exiting after it requeues the job.
 
-    Without the exit, the run goes on until SLURM ends the requeued job: by SIGTERM, at which the
-    round is finished and a checkpoint written, and after `KillWait` by SIGKILL.
+    It requeues at SIGUSR2, shortly before the time limit.  The run then continues until SLURM ends
+    the requeued job: with SIGTERM, at which the round is finished and a checkpoint is written, and
+    after `KillWait` with SIGKILL.
     """
     requeue = signal.getsignal(signal.SIGUSR2)
 

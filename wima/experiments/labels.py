@@ -1,11 +1,11 @@
-"""Names of rows and headings that say which window was used: at smaller scales not the paper's."""
+"""Names of rows and headings with the window that was used; at small scales, not the paper's."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 
-# How names end that are in the paper's lengths.
+# Endings of names with the paper's lengths.
 ENDING = re.compile(r"W = (\d{1,9})$|every (\d{1,9})th of (\d{1,9})$")
 USED = re.compile(r"W = \d+ \(paper: (\d+)\)$")
 WIMA = "WIMA"  # the paper's name for its average
@@ -13,7 +13,7 @@ ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 def used_label(label: str, models: Iterable[str]) -> str:
-    """`W = 100` of the model `wima20` as `W = 20 (paper: 100)`; else the label as it is."""
+    """For the model `wima20`, `W = 100` becomes `W = 20 (paper: 100)`; others are unchanged."""
     lengths = {_lengths(model) for model in models}
     found = ENDING.search(label)
     if found is None or len(lengths) != 1:
@@ -29,25 +29,25 @@ def used_label(label: str, models: Iterable[str]) -> str:
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """The same labels without the paper's windows, unless two would be alike."""
+    """The labels without the paper's windows, unless two would become the same."""
     short = {old: re.sub(r" \(paper: .*\)$", "", new) for old, new in labels.items()}
     return short if len(set(short.values())) == len(short) else dict(labels)
 
 
 def sized_label(label: str, models: Iterable[str]) -> str:
-    """The same, and `WIMA` of the model `wima20` as `WIMA, W = 20`."""
+    """Like `used_label`; for the model `wima20`, `WIMA` becomes `WIMA, W = 20`."""
     models = set(models)
     sole = re.fullmatch(r"wima(\d{1,9})", "".join(models)) if label == WIMA else None
     return f"{WIMA}, W = {sole[1]}" if sole else used_label(label, models)
 
 
 def paper_label(label: str) -> str:
-    """The name in the paper of a label that says which window was used."""
+    """The paper's name for a label with the window that was used."""
     return WIMA if re.fullmatch(rf"{WIMA}, W = \d+", label) else USED.sub(r"W = \1", label)
 
 
 def _lengths(model: str) -> tuple[int | None, int]:
-    """How many rounds a model's average looks back, and of which it takes every how many."""
+    """How many rounds a model's average spans, and the step between the models it uses."""
     if wima := re.fullmatch(r"wima(\d{1,9})", model):
         return int(wima[1]), 1
     if lawa := re.fullmatch(r"lawa(\d{1,9})x(\d{1,9})", model):

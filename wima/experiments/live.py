@@ -1,4 +1,4 @@
-"""The progress of a sweep: a live table on a terminal, a line for each run elsewhere."""
+"""The progress of a sweep: a live table in a terminal, otherwise a line per run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNDER_WAY = ("waiting", "running")
 
 
 class Runs(Protocol):
-    """Runs that a sweep executes, or that others do."""
+    """Runs that are executed by a sweep or by other processes."""
 
     @property
     def states(self) -> list[State]: ...
@@ -28,11 +28,11 @@ class Runs(Protocol):
 
 
 def follow(sweep: Runs, console: Console | None = None) -> None:
-    """Go through the sweep and show its progress."""
+    """Run the sweep and show its progress."""
     console = console or Console()
     shown = {state.job.name for state in sweep.states if state.state not in UNDER_WAY}
     if shown:
-        console.print(f"Already there: {_counts(sweep)}.", highlight=False)
+        console.print(f"Already finished: {_counts(sweep)}.", highlight=False)
     if not console.is_terminal:
         for _ in sweep.run():
             _print_ended(sweep, console, shown)
@@ -46,7 +46,7 @@ def follow(sweep: Runs, console: Console | None = None) -> None:
 
 
 def summary(sweep: Runs) -> str:
-    """How many runs ended in which way, and the names of those that did not end well."""
+    """The number of runs in each state, and a line for each that did not succeed."""
     bad = [s for s in sweep.states if s.state not in ("done", "diverged", "waiting", "interrupted")]
     lines = [f"Runs: {_counts(sweep)}."]
     lines += [f"  {s.state}: {s.path}: {_first_line(s.message)}" for s in bad]
@@ -65,7 +65,7 @@ def _print_ended(sweep: Runs, console: Console, shown: set[str]) -> None:
 
 
 def _table(sweep: Runs) -> Table:
-    """The runs that are under way, and how many are done, wait or failed."""
+    """The current runs, and the number of runs in each state."""
     title = f"{_counts(sweep)}" + (f"; {_left(sweep)} left" if _left(sweep) else "")
     table = Table(title=title, title_justify="left")
     table.add_column("run")

@@ -1,4 +1,4 @@
-"""The paper's own numbers, with their table and a remark where the paper contradicts itself."""
+"""The paper's own numbers with their table, and a remark where the paper contradicts itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = Path(__file__).parent / "printed.toml"
 
 
 class Printed(NamedTuple):
-    """A number of the paper: percent, or None where it prints N/A."""
+    """A number from the paper, in percent; None where it prints N/A."""
 
     value: float | None
     where: str  # "Table 2"
@@ -26,7 +26,7 @@ def _tables() -> dict[str, Any]:
 
 
 def printed(sheet: str, row: str, column: str, heading: str) -> Printed | None:
-    """What the paper prints in that place; None if it prints nothing there."""
+    """The paper's number for a cell; None if it has none."""
     table = _tables().get(sheet, {})
     row, heading = paper_label(row), paper_label(heading)
     value = table.get("rows", {}).get(row, {}).get(column, {}).get(heading)

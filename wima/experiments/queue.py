@@ -1,7 +1,7 @@
-"""The jobs that were submitted for the runs of a folder, and which of them SLURM still has.
+"""The jobs submitted for the runs in a folder, and which of them are still in SLURM's queue.
 
 Each submission has a folder, `slurm/jobs`, `slurm/jobs-2`, ..., with submitit's files, the logs and
-`jobs.json`: job -> run.
+`jobs.json`, which maps jobs to runs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
 FOLDER, JOBS = "slurm", "jobs.json"
-INTERVAL = 5.0  # seconds between two questions to SLURM
-# One line per job: its number, and its place in the array or N/A.
+INTERVAL = 5.0  # seconds between queries to SLURM
+# One line per job: its number, and its index in the array or N/A.
 COMMAND = ["squeue", "--me", "--noheader", "--array", "--format=%F %K"]
 
 
 def write_jobs(place: Path, runs: dict[str, str]) -> None:
-    """Write down which job executes which run."""
+    """Record which job executes which run."""
     replace_text(place / JOBS, json.dumps(runs, indent=1) + "\n")
 
 
 class Queue:
-    """The newest job of each run; SLURM is asked every few seconds."""
+    """The newest job of each run; SLURM is queried every few seconds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
@@ -45,9 +45,9 @@ class Queue:
         self._asked = time.monotonic()
 
     def has(self, run: str) -> bool | None:
-        """Whether SLURM has a job for the run; None if there never was one, or SLURM is silent.
+        """Whether the run has a job in the queue; None if it never had one, or if SLURM is down.
 
-        A job counts until it was missing twice: what it wrote last may reach this machine later.
+        A job counts until it is missing twice, because its last output may arrive with a delay.
         """
         if run not in self._jobs or self._there is None:
             return None
@@ -55,7 +55,7 @@ class Queue:
         return job in self._there or job in (self._there_before or ())
 
     def reason(self, run: str) -> str:
-        """The last line that the run's job wrote to its log, or that SLURM wrote about it."""
+        """The last line in the log of the run's job, written by the job or by SLURM."""
         job, place = self._jobs[run]
         try:
             lines = (place / f"{job}_0_log.err").read_text(errors="replace").splitlines()
@@ -77,7 +77,7 @@ def _read_jobs(folder: Path) -> dict[str, tuple[str, Path]]:
 
 
 def _squeue() -> set[str] | None:
-    """The user's jobs that wait or run; None if SLURM cannot be asked."""
+    """The user's pending and running jobs; None if SLURM does not answer."""
     if shutil.which(COMMAND[0]) is None:
         return None
     done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""`wima tune --space`: trials one after the other, each a row of the sheet and a run per seed."""
+"""`wima tune --space`: sequential trials, each a row of the sheet with a run per seed."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Search(NamedTuple):
         return expand_points(NAME, self.source, self.overrides, texts, self.seeds, self.command)
 
     def corners(self) -> Sheet:
-        """Two trials at the ends of all ranges; refused if settings cannot have these values."""
+        """Trials at both ends of all ranges; raises if settings cannot have these values."""
         low, high = {r.key: r.low for r in self.ranges}, {r.key: r.high for r in self.ranges}
         return self.expand([low, high])[0]
 
 
 def check_available() -> None:
-    """Refuse a search without Optuna before anything is written."""
+    """Raise an error without Optuna, before anything is written."""
     check(
         find_spec("optuna") is not None,
         "--space needs Optuna, which is not installed: pip install 'wima[tune]'",
@@ -61,7 +61,7 @@ def check_available() -> None:
 def run_trials(
     wanted: Search, folder: Path, trials: int, objective: Objective
 ) -> tuple[Sheet, list[Job]]:
-    """Run so many trials, or what is missing of them; returns all that the folder has."""
+    """Run trials until there are `trials`; returns all trials in the folder."""
     from wima.experiments.study import History
 
     points = _points(wanted, folder)
@@ -69,7 +69,7 @@ def run_trials(
     for number in range(max(trials, len(points))):
         point = history.propose(points) if number == len(points) else points[number]
         if point is None:
-            echo("The ranges hold no other values.")
+            echo("The ranges contain no untried values.")
             break
         points[number : number + 1] = [point]
         write_sheet(wanted.expand(points)[0], folder)
@@ -93,30 +93,30 @@ def _points(wanted: Search, folder: Path) -> list[Point]:
         same = list(point) == [r.key for r in wanted.ranges] and all(map(is_number, point.values()))
         check(
             same and all(r.low <= point[r.key] <= r.high for r in wanted.ranges),
-            f"{folder} holds trials outside of these ranges, such as {point}; widen them, or "
-            "choose another --out.",
+            f"{folder} contains trials outside of these ranges, such as {point}; widen the ranges "
+            "or choose another --out.",
         )
     return points
 
 
 def _run(jobs: list[Job], folder: Path, trial: Trial, objective: Objective) -> str:
-    """Execute the runs of a trial that have not ended; returns why it failed, if it did."""
+    """Execute the unfinished runs of a trial; returns the reason if it failed."""
     for number, job in enumerate(jobs):
         path = folder / job.name
         end, message = end_of(path), ""
         if end not in OVER:
-            # By its first seed, which all trials have.
+            # Prune by the first seed, which all trials share.
             follow: Follow = Progress if number else partial(Pruning, trial, objective, path)
             end, message = run_or_resume(path, job.settings.to_toml(), follow)
         if end == "interrupted":
-            raise Interrupted(f"{message}\nThe same command goes on with the search.")
+            raise Interrupted(f"{message}\nThe same command continues the search.")
         if end != "done":
             return message if end == "failed" else ""
     return ""
 
 
 class Pruning:
-    """Shows the progress of a run, and stops it where the median of earlier trials was better."""
+    """Shows the progress of a run, and prunes it if the median of earlier trials was better."""
 
     def __init__(
         self, trial: Trial, objective: Objective, path: Path, rounds: int, done: int
@@ -147,7 +147,7 @@ class Pruning:
 
 
 def _curve(path: Path, objective: Objective) -> dict[int, float]:
-    """The metric over the rounds of a run, as far as it is recorded."""
+    """The metric by round, as far as the run is recorded."""
     try:
         rounds, values = read_run(path).curve(objective.model, objective.metric)
     except (UsageError, KeyError):
@@ -156,7 +156,7 @@ def _curve(path: Path, objective: Objective) -> dict[int, float]:
 
 
 def _report(problem: str, result: Result, number: int) -> None:
-    """Print how a trial ended; if not even the first one could be run, there is no point."""
+    """Print how a trial ended; raises an error if the first one failed."""
     if problem and number == 0:
         raise RunError(problem)
     if problem:

@@ -1,7 +1,7 @@
-"""A sheet: which runs make up a table or a figure, and where each stands in it.
+"""A sheet: the runs of a table or figure, and the place of each in it.
 
-A sheet is written beside the run folders that it names, as `NAME.sheet.json`, when they are
-started; reports read it.  Several cells may share a run, since many models watch it.
+A sheet is written next to its run folders, as `NAME.sheet.json`, when they are started; reports
+read it.  Several cells may share a run, since a run evaluates many models.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Kind = Literal["table", "curves", "regret"]
 
 
 class Cell(NamedTuple):
-    """One run's place in a sheet."""
+    """The place of a run in a sheet."""
 
     row: str
     column: str
     seed: int
-    run: str  # the name of its folder, beside the sheet
+    run: str  # the name of its folder, next to the sheet
     models: dict[str, str]  # heading -> name of the model in the run's records
 
 
 class Sheet(NamedTuple):
-    """A table, or a figure: rows and columns of runs, and a heading for each of their models."""
+    """A table or figure: rows and columns of runs, with a heading for each of their models."""
 
     name: str  # sota, window, ...
     title: str
-    shown: str  # where in the paper: "Table 2", or "" if it is ours
+    shown: str  # in the paper: "Table 2", or "" if it is ours
     kind: Kind
     scale: str
     note: str  # what the scale changes
     command: str
-    last: int  # rounds that a number is the mean of
+    last: int  # rounds that numbers are averaged over
     rows: list[str]
     columns: list[str]
     headings: list[str]  # "plain" first
@@ -49,9 +49,10 @@ class Sheet(NamedTuple):
 
 
 def write_sheet(sheet: Sheet, folder: Path) -> Path:
-    """Write a sheet into the folder of its runs, in one step.
+    """Write a sheet atomically into the folder of its runs.
 
-    Other cells of an earlier sheet of that name, such as other seeds, stay if their runs exist.
+    Other cells of an existing sheet of the same name, such as other seeds, are kept if their runs
+    exist.
     """
     path = folder / f"{sheet.name}{SUFFIX}"
     if path.exists():
@@ -62,21 +63,21 @@ def write_sheet(sheet: Sheet, folder: Path) -> Path:
 
 
 def read_sheet(path: Path) -> Sheet:
-    """Read a sheet, with the windows that were used in its names; a damaged one is refused."""
+    """Read a sheet, named by the windows that were used; raises `UsageError` if it is damaged."""
     try:
         content = json.loads(read_text(path))
         cells = [Cell(**cell) for cell in content.pop("cells")]
         sheet = Sheet(**content, cells=cells)
         _check(sheet)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{path} is not a sheet of runs: {error}") from None
+        raise UsageError(f"{path} is not a valid sheet: {error}") from None
     return with_used_windows(sheet)
 
 
 def with_used_windows(sheet: Sheet) -> Sheet:
-    """The sheet of a scale, its rows and headings called by the windows that were used.
+    """The sheet of a scale, with rows and headings named by the windows that were used.
 
-    The paper's windows stand behind them in its own tables, whose numbers are shown beside ours.
+    In tables of the paper, whose numbers are shown next to ours, the paper's windows are appended.
     """
     if not sheet.scale:
         return sheet
@@ -121,15 +122,23 @@ def _joined(new: Sheet, old: Sheet, folder: Path) -> Sheet:
 def _check(sheet: Sheet) -> None:
     texts = [sheet.name, sheet.title, sheet.shown, sheet.kind, sheet.scale, sheet.note]
     lists = (sheet.rows, sheet.columns, sheet.headings)
-    _expect(all(isinstance(names, list) for names in lists), "rows, columns, headings: lists")
+    _expect(
+        all(isinstance(names, list) for names in lists), "rows, columns and headings must be lists"
+    )
     for text in [*texts, sheet.command, *(name for names in lists for name in names)]:
-        _expect(isinstance(text, str), f"expected a text, got {text!r}")
+        _expect(isinstance(text, str), f"expected a string, got {text!r}")
     _expect(sheet.kind in get_args(Kind), f"unknown kind {sheet.kind!r}")
     _expect(is_count(sheet.last), f"last must be a positive integer, got {sheet.last!r}")
     for cell in sheet.cells:
-        _expect(cell.row in sheet.rows and cell.column in sheet.columns, f"a stray cell {cell}")
-        _expect(isinstance(cell.run, str) and Path(cell.run).name == cell.run, f"run {cell.run!r}")
-        _expect(is_count(cell.seed, 0) and _texts(cell.models), f"a damaged cell {cell}")
+        _expect(
+            cell.row in sheet.rows and cell.column in sheet.columns,
+            f"the row or column of {cell} is missing",
+        )
+        _expect(
+            isinstance(cell.run, str) and Path(cell.run).name == cell.run,
+            f"invalid run name {cell.run!r}",
+        )
+        _expect(is_count(cell.seed, 0) and _texts(cell.models), f"invalid {cell}")
 
 
 def _texts(models: Any) -> bool:

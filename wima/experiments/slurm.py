@@ -1,4 +1,4 @@
-"""Submits runs to SLURM, as one array job, through submitit."""
+"""Submits runs to SLURM as one array job, with submitit."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from wima.storage.files import cannot_write
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
-TIMEOUTS = 1000  # how often a job that runs out of time is requeued
+TIMEOUTS = 1000  # how often a job is requeued at its time limit
 
 
 class Resources(NamedTuple):
-    """What the job of a run asks for."""
+    """The resources of a job."""
 
     partition: str | None = None
     time: int = 60  # minutes
     cpus: int = 1
     gpus: int | None = None
     memory: int | None = None  # GB
-    parallel: int | None = None  # jobs at the same time
+    parallel: int | None = None  # parallel jobs
 
 
 def missing(jobs: Iterable[Job], folder: Path) -> list[State]:
-    """The runs that have not ended, that nobody executes, and that have no job yet."""
+    """The runs that have not ended, are not being executed and have no job yet."""
     queue = Queue(folder)
     queue.refresh()
     states = [State(job, folder) for job in jobs if not queue.has(job.name)]
@@ -42,7 +42,7 @@ def missing(jobs: Iterable[Job], folder: Path) -> list[State]:
 
 
 def submit(states: Sequence[State], folder: Path, wanted: Resources) -> None:
-    """Submit a job for each run; if SLURM refuses them, nothing is left behind."""
+    """Submit a job for each run; if SLURM rejects them, nothing is left behind."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from wima.experiments.job import RunJob
@@ -56,20 +56,20 @@ def submit(states: Sequence[State], folder: Path, wanted: Resources) -> None:
             with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it raises
                 jobs = executor.map_array(RunJob(), paths, settings)
         except (FailedJobError, FailedSubmissionError) as error:
-            raise UsageError(f"SLURM refused the jobs: {_one_line(str(error))}.") from None
+            raise UsageError(f"SLURM rejected the jobs: {_one_line(str(error))}.") from None
     write_jobs(place, {j.job_id: s.job.name for j, s in zip(jobs, states, strict=True)})
 
 
 def script(count: int, folder: Path, wanted: Resources) -> str:
-    """The batch script of so many runs, as `submit` would hand it to sbatch."""
+    """The batch script for `count` runs, as `submit` would pass it to sbatch."""
     executor = _executor(_place(folder), wanted, count)
-    if count > 1:  # a single job is no array
+    if count > 1:  # a single job is not an array
         executor.parameters["map_count"] = count
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
 def check_available() -> None:
-    """Refuse what cannot work before anything is read or written."""
+    """Raise an error if submitit or SLURM is missing, before anything is read or written."""
     try:
         import submitit  # noqa: F401
     except ImportError:
@@ -79,14 +79,16 @@ def check_available() -> None:
     for command in ("sbatch", "srun"):
         check(
             shutil.which(command) is not None,
-            f"--slurm needs {command}, which is not in PATH; submit from a login node of a cluster "
-            "with SLURM, or leave out --slurm to run on this machine.",
+            f"--slurm needs {command}, which is not in PATH; submit from a login node of a SLURM "
+            "cluster, or omit --slurm to run on this machine.",
         )
 
 
 def _place(folder: Path) -> Path:
     place = free_path(folder.absolute() / FOLDER / "jobs")
-    check("%" not in str(place), f"SLURM replaces % in names; choose another --out than {folder}.")
+    check(
+        "%" not in str(place), f"SLURM expands % in paths; choose an --out without %, got {folder}."
+    )
     return place
 
 
@@ -103,7 +105,7 @@ def _executor(place: Path, wanted: Resources, count: int) -> SlurmExecutor:
         job_name="wima",
         time=wanted.time,
         cpus_per_task=wanted.cpus,
-        srun_args=[f"--cpus-per-task={wanted.cpus}"],  # since 22.05 srun does not take sbatch's
+        srun_args=[f"--cpus-per-task={wanted.cpus}"],  # since 22.05 srun does not inherit it
         array_parallelism=wanted.parallel or count,
         additional_parameters={"requeue": True},
         **{name: value for name, value in optional.items() if value is not None},
@@ -113,7 +115,7 @@ def _executor(place: Path, wanted: Resources, count: int) -> SlurmExecutor:
 
 @contextlib.contextmanager
 def _new_folder(path: Path) -> Iterator[None]:
-    """A folder that is removed again if the block fails, with those above it that were made."""
+    """Create a folder; if the block fails, remove it and the parents created for it."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True)

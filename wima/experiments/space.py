@@ -10,12 +10,12 @@ from wima.core.errors import UsageError, check
 from wima.runs.settings import parse_override
 
 PATTERN = re.compile(r"(?P<key>[^=]+)=(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?")
-DIGITS = 3  # of proposed numbers: more would make no difference
+DIGITS = 3  # significant digits of proposed numbers; more would make no difference
 Point: TypeAlias = dict[str, float]  # key -> value
 
 
 class Range(NamedTuple):
-    """The values of a setting; whole numbers if both ends are."""
+    """The values of a setting; integers if both ends are."""
 
     key: str
     low: float
@@ -27,16 +27,16 @@ class Range(NamedTuple):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def rounded(self, value: float) -> float:
-        """The value in a few digits, inside the range."""
+        """The value rounded to a few digits, within the range."""
         short = value if self.is_whole else float(f"{value:.{DIGITS}g}")
         return min(max(short, self.low), self.high)
 
 
 def parse_space(texts: list[str]) -> list[Range]:
-    """Each text is `key=low..high`, or `key=low..high:log`."""
+    """Each string is `key=low..high` or `key=low..high:log`."""
     ranges = [_parse(text) for text in texts]
     keys = [r.key for r in ranges]
-    check(len(set(keys)) == len(keys), f"Expected a --space for each key, got {', '.join(keys)}.")
+    check(len(set(keys)) == len(keys), f"Expected one --space per key, got {', '.join(keys)}.")
     return ranges
 
 
@@ -54,5 +54,5 @@ def _parse(text: str) -> Range:
 
 
 def parse_point(row: str) -> Point:
-    """The point of a trial from its row in a sheet, `key=value, key=value`."""
+    """The point of a trial, from its row in a sheet: `key=value, key=value`."""
     return dict(parse_override(text) for text in row.split(", "))

@@ -1,7 +1,7 @@
-"""Trials as Optuna proposes them, each from the results of those before it, and prunes them.
+"""Optuna's study: proposes each trial from the results of earlier ones, and prunes trials.
 
-The study is rebuilt from these results whenever it is asked, and its randomness has an address: a
-search that was stopped goes on as if it had not been, and needs no storage.
+The study is rebuilt from these results whenever it is used, and its randomness has an address.  So
+a search that was stopped continues as if it had not been, without storage.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from wima.core.randomness import rng
 from wima.experiments.space import Point, Range
 from wima.experiments.tune import Objective, Result
 
-ATTEMPTS = 20  # to propose a point that no trial has
-WARM_UP = 4  # the share of rounds before a run is pruned is 1 / 4
+ATTEMPTS = 20  # to propose a point that was not tried
+WARM_UP = 4  # runs are not pruned in the first 1 / 4 of the rounds
 STATES = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "diverged": TrialState.PRUNED}
 
 
@@ -33,9 +33,9 @@ class History:
         self._trials: list[FrozenTrial] = []
 
     def add(self, point: Point, result: Result, curve: Mapping[int, float]) -> None:
-        """curve: the metric over the rounds, by which others are pruned.
+        """Add a trial.  curve: the metric by round, against which other trials are pruned.
 
-        A trial that diverged counts as pruned before its first evaluation, which is the worst.
+        A diverged trial counts as pruned before its first evaluation, the worst result.
         """
         state = STATES.get(result.state, TrialState.FAIL)
         if state is TrialState.COMPLETE and not isfinite(result.value):
@@ -51,7 +51,7 @@ class History:
         )
 
     def propose(self, taken: list[Point]) -> Point | None:
-        """The next point, which no trial has; None if none is found."""
+        """The next point that was not tried; None if none is found."""
         for attempt in range(ATTEMPTS):
             found = self._study(attempt).ask(self._space).params
             point = {r.key: r.rounded(found[r.key]) for r in self._ranges}
@@ -60,7 +60,7 @@ class History:
         return None
 
     def begin(self, point: Point, rounds: int) -> Trial:
-        """A trial under way, for the pruner."""
+        """A running trial, for the pruner."""
         study = self._study(0, rounds // WARM_UP)
         study.enqueue_trial(point)
         return study.ask(self._space)

@@ -1,6 +1,6 @@
-"""Many runs: missing ones are started, interrupted ones resumed, finished ones left alone.
+"""Executes many runs: missing ones are started, interrupted ones resumed, finished ones skipped.
 
-Each worker process executes one run at a time.  A sweep keeps nothing but the run folders, so the
+Each worker process executes one run at a time.  A sweep stores nothing but the run folders, so the
 same command resumes a sweep that was killed.
 """
 
@@ -24,11 +24,11 @@ from wima.experiments.expand import Job
 from wima.runs.folder import read_run
 from wima.storage.lock import is_running
 
-ENDED = ("done", "diverged")  # what is not run again
+ENDED = ("done", "diverged")  # states of runs that are not repeated
 
 
 def end_of(path: Path) -> str:
-    """The state in a run's folder; empty if there is none, or it is damaged: resuming says how."""
+    """The state in a run's folder; empty if it is missing or damaged, which resuming reports."""
     try:
         return str(read_run(path).status["state"]) if path.exists() else ""
     except UsageError:
@@ -36,7 +36,7 @@ def end_of(path: Path) -> str:
 
 
 class State:
-    """Where a run of the sweep is: waiting, running, or as it ended."""
+    """The state of a run in the sweep: waiting, running, or how it ended."""
 
     def __init__(self, job: Job, folder: Path, *, look: bool = True) -> None:
         self.job, self.path = job, folder / job.name
@@ -66,7 +66,7 @@ class State:
 
 
 class Sweep:
-    """Executes jobs in worker processes; `states` can be watched meanwhile."""
+    """Executes jobs in worker processes; `states` is updated meanwhile."""
 
     def __init__(self, jobs: Iterable[Job], folder: Path, workers: int) -> None:
         self.folder = folder
@@ -89,9 +89,9 @@ class Sweep:
                 yield
 
     def _work(self) -> None:
-        """A thread: hand runs to a worker process, one by one."""
+        """The loop of a thread: send runs to a worker process, one by one."""
         while (state := self._next()) is not None:
-            with self._start() as process:  # at the end its input is closed, and it exits
+            with self._start() as process:  # its input is closed at the end, so it exits
                 while state is not None:
                     self._execute(state, process)
                     state = None if process.poll() is not None else self._next()
@@ -101,7 +101,7 @@ class Sweep:
             return self._waiting.popleft() if self._waiting and not self.stopping else None
 
     def _start(self) -> subprocess.Popen[str]:
-        # A session of its own: Ctrl-C reaches the worker once, through `_forward`.
+        # In a separate session, so that Ctrl-C reaches the worker only through `_forward`.
         process = subprocess.Popen(
             [sys.executable, "-m", "wima.experiments.worker"],
             stdin=subprocess.PIPE,
@@ -118,7 +118,7 @@ class Sweep:
         assert process.stdin is not None and process.stdout is not None
         request = {"path": str(state.path), "settings": state.job.settings.to_toml()}
         state.state, begin, first = "running", time.monotonic(), None
-        with contextlib.suppress(OSError):  # a worker that died is seen below
+        with contextlib.suppress(OSError):  # a worker that died is detected below
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
         for line in process.stdout:
@@ -132,10 +132,11 @@ class Sweep:
             state.rounds_run, state.seconds = state.t - first, time.monotonic() - begin
         code = process.wait()
         state.state = "interrupted" if self.stopping else "failed"
-        state.message = f"its process ended with {code}" if code >= 0 else f"killed by {-code}"
+        exited = f"its process exited with code {code}"
+        state.message = exited if code >= 0 else f"killed by signal {-code}"
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        """Hand on Ctrl-C and SIGTERM: runs finish their round and keep a checkpoint."""
+        """Forward Ctrl-C and SIGTERM: runs finish their round and write a checkpoint."""
         self.stopping = True
         for process in self._processes:
             with contextlib.suppress(OSError):
@@ -146,7 +147,7 @@ class Sweep:
 
 
 def time_left(states: list[State], parallel: int) -> float | None:
-    """Seconds until all is done, from the pace of runs like those that are left."""
+    """Estimated seconds until all runs are done, from the pace of similar runs."""
     known = [state for state in states if state.rounds_run]
     left = [s for s in states if s.state in ("waiting", "running")]
     if not known:
@@ -156,7 +157,7 @@ def time_left(states: list[State], parallel: int) -> float | None:
 
 
 def _pace(state: State, known: list[State]) -> float:
-    """Seconds per round of the runs that are most like it."""
+    """Seconds per round of the most similar runs."""
     settings = state.job.settings
     alike = [s for s in known if s.job.settings.algorithm == settings.algorithm]
     same = [s for s in alike if s.job.settings.data == settings.data]

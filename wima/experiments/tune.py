@@ -1,6 +1,6 @@
-"""The trials of `wima tune`: how good each is, and the settings of the best.
+"""The trials of `wima tune`: their scores, and the settings of the best.
 
-A trial is a row of a sheet, that is a point in the space of settings, with a run for each seed.
+A trial is a row of a sheet: a point in the space of settings, with a run for each seed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from wima.runs.settings import Settings, as_choice
 from wima.storage.files import replace_text
 
 NAME, BEST = "tune", "best.toml"
-OVER = (*ENDED, "pruned")  # trials that are not run again
+OVER = (*ENDED, "pruned")  # states of trials that are not repeated
 
 
 class Objective(NamedTuple):
-    """What makes a trial good: a model's metric, mean over the last rounds and over seeds."""
+    """The score of a trial: a model's metric, averaged over the last rounds and over seeds."""
 
     model: str
     metric: str
     sign: int = 1  # -1 if less is better
 
     def of(self, path: Path) -> float:
-        """Its value in the run at a path."""
+        """The score of the run at a path."""
         metrics = ending(read_run(path)).curves.metrics.get(self.model, {})
         if metrics and self.metric not in metrics:
             raise unknown("metric", self.metric, metrics)
@@ -42,16 +42,16 @@ class Objective(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What is known of a trial."""
+    """The state and score of a trial."""
 
     point: str  # key=value, key=value
-    state: str  # done, or that of the first of its runs that is not
+    state: str  # done, or the state of its first unfinished run
     rounds: str  # of all its seeds
     value: float  # NaN unless it is done
 
 
 def objective_of(sheet: Sheet, model: str | None, metric: str, sign: int) -> Objective:
-    """The objective of the trials of a sheet; by default, of the first average."""
+    """The objective of the trials in a sheet; by default, for the first average."""
     chosen = model or next(iter(sheet.headings[1:]), "plain")
     for cell in sheet.cells:
         if chosen not in cell.models:
@@ -65,13 +65,15 @@ def paper_axes(settings: Settings) -> list[str]:
     for method in methods().values():
         if tuple(as_choice(method.set[key]).name for key in ("algorithm", "server")) == names:
             axes = [f"{key}={','.join(map(str, values))}" for key, values in method.tune.items()]
-            check(bool(axes), f"The paper tunes nothing of {method.label}; give --grid or --space.")
+            check(bool(axes), f"The paper does not tune {method.label}; use --grid or --space.")
             return axes
-    raise UsageError(f"The paper does not tune {' with server '.join(names)}; give --grid.")
+    raise UsageError(
+        f"The paper does not tune {' with server '.join(names)}; use --grid or --space."
+    )
 
 
 def results(sheet: Sheet, folder: Path, objective: Objective) -> Iterator[Result]:
-    """What the folder says of each trial."""
+    """The state and score of each trial, read from the folder."""
     for row in sheet.rows:
         paths = [folder / cell.run for cell in sheet.cells if cell.row == row]
         yield _result(row, paths, objective)
@@ -90,13 +92,13 @@ def _result(point: str, paths: list[Path], objective: Objective) -> Result:
 
 
 def best_of(found: list[Result], objective: Objective) -> Result | None:
-    """The best trial of those that are done; None if there is none."""
+    """The best of the finished trials; None if there are none."""
     known = [result for result in found if isfinite(result.value)]
     return max(known, key=lambda result: objective.sign * result.value, default=None)
 
 
 def write_best(best: Result, sheet: Sheet, jobs: list[Job], folder: Path) -> Path:
-    """Write the settings of the best trial, with its first seed, for `wima run`."""
+    """Write a settings file of the best trial with its first seed, for `wima run`."""
     run = next(cell.run for cell in sheet.cells if cell.row == best.point)
     settings = next(job.settings for job in jobs if job.name == run)
     path = folder / BEST

@@ -1,7 +1,7 @@
-"""The table of runs that others execute, by what their folders and SLURM's queue say.
+"""The state of runs that other processes execute, from their folders and SLURM's queue.
 
-Nothing is written.  Locks are tried only where no process is expected: a lock that is tried is
-held for a moment, and would refuse a job that begins just then.
+Nothing is written.  Locks are tested only where no process is expected: testing holds the lock for
+a moment, and a job that starts just then would be refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from wima.runs.records import TIMES
 from wima.storage.lock import is_running
 from wima.storage.reading import last_lines, read_text
 
-FINAL = (*ENDED, "broken", "failed", "interrupted", "pruned")  # nothing more is expected
-QUIET = 60.0  # seconds without a round, after which the process of a run may be gone
+FINAL = (*ENDED, "broken", "failed", "interrupted", "pruned")  # states that no longer change
+QUIET = 60.0  # seconds without a round, after which a run's process may be dead
 
 
 class Watch:
-    """Reads how far runs are until all have ended; `stopping` if the user had enough."""
+    """Follows the progress of runs until all have ended or the user interrupts (`stopping`)."""
 
     def __init__(self, jobs: Iterable[Job], folder: Path) -> None:
         self.states = [State(job, folder, look=False) for job in jobs]
@@ -38,7 +38,7 @@ class Watch:
         self.look()
 
     def run(self) -> Iterator[None]:
-        """Look until all runs have ended; yields twice per second, for a display."""
+        """Poll until all runs have ended; yields twice per second, for a display."""
         with handled_by(self._stop, ASKED):
             while not self.stopping and any(s.state not in FINAL for s in self.states):
                 time.sleep(0.5)
@@ -47,7 +47,7 @@ class Watch:
 
     def look(self) -> None:
         """Read the folders of all runs that have not ended."""
-        self._queue.refresh()  # first: what a job that has left the queue wrote is there now
+        self._queue.refresh()  # first: jobs that have left the queue have written everything
         for state in self.states:
             if state.state not in (*ENDED, "broken"):
                 self._look(state)
@@ -77,7 +77,7 @@ class Watch:
             state.message = self._queue.reason(state.job.name) if has_job is False else "killed"
 
     def _is_gone(self, state: State, has_job: bool | None) -> bool:
-        """Whether nobody executes a run that should be under way."""
+        """Whether a run that should be running has no process."""
         if state.state == "waiting":
             return has_job is False
         quiet = time.monotonic() - self._changed.get(state.job.name, time.monotonic()) > QUIET
@@ -85,7 +85,7 @@ class Watch:
         return state.state == "running" and expected and not is_running(state.path)
 
     def _count(self, state: State) -> None:
-        """The run's last round, and its pace since it was first seen."""
+        """Update the run's last round, and its pace since it was first seen."""
         name, now = state.job.name, time.monotonic()
         t = _last_round(state.path)
         if t != state.t or name not in self._changed:
@@ -98,7 +98,7 @@ class Watch:
 
 
 def _status(path: Path) -> dict[str, Any]:
-    """What status.json says; \"waiting\" if there is no folder."""
+    """The content of status.json; \"waiting\" if there is no folder."""
     if not path.exists():
         return {"state": "waiting", "reason": "", "done": 0}
     try:

@@ -1,8 +1,8 @@
-"""A process that executes runs, one after the other, for a sweep.
+"""A worker process that executes runs for a sweep, one after another.
 
     python -m wima.experiments.worker
 
-A line on standard input is a run, `{"path": ..., "settings": ...}`; a line on standard output is a
+A line of standard input is a run, `{"path": ..., "settings": ...}`.  A line of standard output is a
 round, `{"t": 3, "rounds": 300}`, or the end of a run, `{"end": "done", "message": ""}`.
 """
 
@@ -45,7 +45,7 @@ class ProgressReporter:
     def _report(self, t: int) -> None:
         try:
             send(self._out, {"t": t, "rounds": self._rounds})
-        except BrokenPipeError:  # the sweep was killed: this run keeps its checkpoint
+        except BrokenPipeError:  # the sweep was killed: write a checkpoint and exit
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -54,7 +54,7 @@ def send(out: TextIO, message: dict[str, Any]) -> None:
 
 
 def run_or_resume(path: Path, settings: str, progress: Follow) -> tuple[str, str]:
-    """Start or resume a run; returns how it ended, and why."""
+    """Start or resume a run; returns its final state and the reason."""
     try:
         if path.exists():
             resume(path, progress)
@@ -70,9 +70,9 @@ def run_or_resume(path: Path, settings: str, progress: Follow) -> tuple[str, str
 
 
 def main() -> None:
-    """Execute runs until there are no more lines, or one is interrupted."""
+    """Execute runs until the input ends or a run is interrupted."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (what runs print)
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (discards what runs print)
     sweep = os.getppid()
     for line in sys.stdin:
         if os.getppid() != sweep:  # it was killed
