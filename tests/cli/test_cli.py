@@ -117,7 +117,7 @@ def test_a_settings_file_that_is_missing_is_refused(cli, tmp_path):
         ("lerning_rate = 3", ["Unknown setting 'lerning_rate'", "did you mean 'lr'?"]),
         ("nonsensical = 3", ["Unknown setting 'nonsensical'", "Known: ", " lr,"]),
         ("[algorithm]\nmu = 1", ["algorithm must be a name", "got {'mu': 1}"]),
-        ('algorithm = "fedavg:mu"', ["algorithm", "Expected key=value", "got 'mu'"]),
+        ('algorithm = "fedavg:mu"', ["algorithm", "expected key=value", "got 'mu'"]),
     ],
 )
 def test_a_settings_file_with_a_mistake_is_refused(cli, tmp_path, text, words):

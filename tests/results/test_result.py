@@ -160,7 +160,9 @@ def test_an_interrupted_run_is_resumed_by_the_same_call_and_by_nothing_else(tmp_
             task_of(), algorithm or wima.Scaffold(), out=path, resume=True, **{**LONG, **changes}
         )
 
-    with pytest.raises(Exception, match=r"wima\.run\(\.\.\., out=\.\.\., resume=True\).* goes on"):
+    with pytest.raises(
+        Exception, match=r"wima\.run\(\.\.\., out=\.\.\., resume=True\).* resumes the run"
+    ):
         call(cohorts=stopping(after=5))
     status = read_folder(path).status
     assert status["state"] == "interrupted" and "resume=True" in status["resume"]

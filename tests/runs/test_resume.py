@@ -71,7 +71,7 @@ def test_a_run_goes_on_from_the_older_checkpoint_or_from_the_start(interrupted, 
         for manifest in manifests.manifests(path / FOLDER)[:damaged]:
             manifest.write_text("{}")
         resume(path)
-        assert f"Goes on after {after} of 12 rounds" in capsys.readouterr().out
+        assert f"Resuming after {after} of 12 rounds" in capsys.readouterr().out
         assert outcome(path) == outcome(interrupted / "whole")
 
 
@@ -82,7 +82,7 @@ def test_buckets_are_resumed(tmp_path, capsys):
     killed_after(13, settings, tmp_path / "run")
     capsys.readouterr()
     resume(tmp_path / "run")
-    assert "Goes on after 10 of 14 rounds" in capsys.readouterr().out
+    assert "Resuming after 10 of 14 rounds" in capsys.readouterr().out
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_must_start_again_comes_to_its_end(damage, tmp_path, capsys):
         shared = set(manifests.segments_of(newest)) & set(manifests.segments_of(older))
         (path / FOLDER / sorted(shared)[0]).write_bytes(b"damaged")
     resume(path)
-    assert "Goes on after 0 of 30 rounds" in capsys.readouterr().out
+    assert "Resuming after 0 of 30 rounds" in capsys.readouterr().out
     assert outcome(path) == outcome(tmp_path / "whole")
 
 
@@ -109,7 +109,7 @@ def test_changed_records_are_replaced_by_their_copy(interrupted, tmp_path, capsy
     change(path / RECORDS, '"lr": 0.05', '"lr": 0.06', line=6)
     resume(path)
     told = capsys.readouterr().out
-    assert "records.jsonl is damaged before round 10" in told and "Goes on after 10 of 12" in told
+    assert "records.jsonl is damaged before round 10" in told and "Resuming after 10 of 12" in told
     assert outcome(path) == outcome(interrupted / "whole")
 
 
@@ -118,7 +118,7 @@ def test_changed_records_without_an_intact_copy_are_not_built_upon(interrupted, 
     for file in (RECORDS, COPY):
         change(path / file, '"lr": 0.05', '"lr": 0.06', line=6)
     resume(path)
-    assert "Goes on after 5 of 12" in capsys.readouterr().out
+    assert "Resuming after 5 of 12" in capsys.readouterr().out
     assert outcome(path) == outcome(interrupted / "whole")
 
 
@@ -130,7 +130,7 @@ def test_records_that_went_through_an_editor_are_read(newline, interrupted, tmp_
     (path / RECORDS).write_text(text, encoding="utf-8-sig", newline=newline)
     assert read_run(path).records == [json.loads(line) for line in text.splitlines()]
     resume(path)
-    assert "Goes on after 10 of 12" in capsys.readouterr().out
+    assert "Resuming after 10 of 12" in capsys.readouterr().out
     assert outcome(path) == outcome(interrupted / "whole")
 
 
@@ -167,7 +167,7 @@ def test_settings_changed_before_the_first_checkpoint_are_refused(key, value, tm
     other, changed = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
     assert changed == 1
     (path / "settings.toml").write_text(other)
-    with pytest.raises(UsageError, match=r"settings.toml was changed.*\n.*or start another run"):
+    with pytest.raises(UsageError, match=r"settings.toml was changed.*\n.*or start a new run"):
         resume(path)
     (path / "settings.toml").write_text("# only a remark\n" + text, encoding="utf-8-sig")
     assert resume(path).status["state"] == "done"
@@ -254,7 +254,7 @@ def test_a_run_does_not_write_through_links(name, interrupted, tmp_path):
         target.write_text("precious")
     file.symlink_to(target)
     before = {f: f.read_bytes() for f in (target, *target.glob("*")) if f.is_file()}
-    with pytest.raises(UsageError, match=r"is a symbolic link, and a run writes only to its own"):
+    with pytest.raises(UsageError, match=r"is a symbolic link, but a run writes only to its own"):
         resume(path)
     assert {f: f.read_bytes() for f in before} == before
 
@@ -310,7 +310,7 @@ def test_a_second_process_is_refused_and_a_dead_owner_is_no_obstacle(interrupted
 
 def test_an_existing_run_is_not_overwritten_and_resume_is_offered(interrupted, tmp_path):
     path = copy_of(interrupted, tmp_path / "run")
-    with pytest.raises(UsageError, match=r"0 of 12 rounds are done: `wima resume .*run` goes on"):
+    with pytest.raises(UsageError, match=r"0 of 12 rounds done: `wima resume .*run` resumes it"):
         launch(settings_of(), path)
 
 
@@ -335,7 +335,7 @@ def test_the_command_line_lists_and_resumes_runs(cli, interrupted, tmp_path, mon
     assert code == 0 and "cut" in listed
     assert "interrupted" in listed and "11/12" in listed
     code, out, _ = cli("resume", "runs/cut")
-    assert code == 0 and "Goes on after 10 of 12 rounds" in out
+    assert code == 0 and "Resuming after 10 of 12 rounds" in out
     assert outcome(path) == outcome(interrupted / "whole")
     assert "done" in cli("runs")[1]
     code, _, err = cli("resume", "runs/cut")

@@ -188,7 +188,7 @@ def test_every_mistake_is_named_at_once():
 
 @pytest.mark.parametrize("override", ["seed.x=3", "averagers.window=3", "lr.x=1"])
 def test_a_dotted_override_of_a_plain_setting_is_refused(override):
-    with pytest.raises(UsageError, match="has no settings of its own"):
+    with pytest.raises(UsageError, match="has no hyper-parameters"):
         load_settings("digits", [override])
 
 
@@ -259,7 +259,7 @@ def in_order(value) -> str:
 
 
 def test_a_text_that_is_no_text_is_refused():
-    with pytest.raises(UsageError, match="values that TOML can hold"):
+    with pytest.raises(UsageError, match="values that TOML can represent"):
         make_settings({"data": {"name": "digits", "x": "\ud800"}})
 
 

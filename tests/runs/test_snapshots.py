@@ -194,16 +194,16 @@ def test_wima_window_writes_tensors_by_name(cli, run, tmp_path):
 
 
 REFUSED = {
-    "--window 6 --at 15": "--at 15 is beyond the last snapshot, which is that of round 12.",
+    "--window 6 --at 15": "--at 15 is after the last snapshot, at round 12.",
     "--window 6 --at 10": "--at must be a round with a snapshot, got 10; the nearest are 9 and 12.",
     "--window 6 --at 2": "--at must be a round with a snapshot, got 2; the nearest is 3.",
     "--window 6 --at 0": "--at must be a positive integer, got 0.",
     "--window 0": "--window must be a positive integer, got 0.",
-    "--window 15": "The longest window that ends with round 12 is --window 12, got 15.",
-    "--window 7": "would begin after round 5. Of those that end with round 12, the nearest are "
+    "--window 15": "The longest window that ends at round 12 is --window 12, got 15.",
+    "--window 7": "would begin after round 5. Of the windows that end at round 12, the nearest are "
     "6 and 9.",
     "--window 6 --out taken.safetensors": "taken.safetensors already exists",
-    "--window 6 --out mean.pt": "--out must end with .safetensors, got mean.pt.",
+    "--window 6 --out mean.pt": "--out must end in .safetensors, got mean.pt.",
 }
 
 
@@ -236,14 +236,14 @@ def test_a_snapshot_that_is_damaged_or_missing_costs_only_its_own_windows(run, t
     content = bytearray(file.read_bytes())
     content[-3] ^= 4
     file.write_bytes(content)
-    with pytest.raises(UsageError, match=r"000000006\.safetensors is damaged: .*another checksum"):
+    with pytest.raises(UsageError, match=r"000000006\.safetensors is damaged: .*checksum is wrong"):
         write_window(read_run(path), 9, tmp_path / "mean.safetensors")
     write_window(read_run(path), 6, tmp_path / "mean.safetensors")
     file.write_bytes(content[:-1])
     with pytest.raises(UsageError, match=r"000000006\.safetensors is damaged.*remove it"):
         write_window(read_run(path), 6, tmp_path / "other.safetensors")
     file.unlink()
-    with pytest.raises(UsageError, match="ends with round 12 is --window 6, got 9"):
+    with pytest.raises(UsageError, match="ends at round 12 is --window 6, got 9"):
         write_window(read_run(path), 9, tmp_path / "other.safetensors")
 
 
@@ -299,5 +299,5 @@ def test_other_data_are_refused(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     file = tmp_path / "run" / "environment.json"
     file.write_text(re.sub(r'("data_checksum": ")\w', r"\1x", file.read_text()))
-    with pytest.raises(UsageError, match="The data are not those that the run"):
+    with pytest.raises(UsageError, match="The data differ from those of the run"):
         Trial(read_run(tmp_path / "run"), None)

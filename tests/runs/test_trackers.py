@@ -191,7 +191,7 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(
     launch(settings_of(trackers=["broken", "diary"]), tmp_path / "r")
     assert Broken.told.count("failed") == 1
     assert capsys.readouterr().err == (
-        "Warning: the tracker broken failed and is left out of this run. "
+        "Warning: the tracker broken failed and is disabled for this run. "
         "OSError: the disk of the tracker is full\n"
     )
     assert diary == ["r", *range(1, ROUNDS + 1), "done"]
@@ -220,7 +220,7 @@ def test_a_run_whose_process_died_is_exported_as_interrupted(diary, tmp_path):
 
 def test_a_run_that_goes_on_is_not_exported(run, diary):
     lock = Lock(run)
-    with pytest.raises(UsageError, match="is still running; wait for its end"):
+    with pytest.raises(UsageError, match="is still running; wait until it ends"):
         list(export([run], ["diary"]))
     lock.release()
     assert diary == []

@@ -1,1 +1,1 @@
-"""A run: settings in, a folder with records, checkpoints and models out."""
+"""Runs: from settings to a folder with records, checkpoints and models."""

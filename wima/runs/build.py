@@ -1,4 +1,4 @@
-"""Settings -> the things they name."""
+"""Builds a task and a simulation from settings."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from wima.task.task import Task, make_task
 
 
 def build_task(settings: Settings) -> Task:
-    """Load the data, split them, and join them with the model."""
+    """Load and split the data, and combine them with the model."""
     check(
         settings.data.name != OWN,
-        "The data and model of this run are Python objects, which settings cannot make; "
+        "The data and model of this run are Python objects, which settings cannot recreate; "
         f"{IN_PYTHON} resumes it, and `wima.read_run(path, task)` reads its models.",
     )
     make = settings.model.call("model", models.BY_NAME)
@@ -60,7 +60,7 @@ def build_task(settings: Settings) -> Task:
 
 
 def _load(settings: Settings, options: dict[str, Any]) -> Bundle:
-    """The data set of that name, or what a user's own function returns."""
+    """The named data set, or what a user's own function returns."""
     name, given = settings.data.name, settings.model_dump(include={"clients", "alpha", "split"})
     given["seed"] = settings.data_seed
     return own_data(name, given, options) if is_own(name) else load(name, **given, **options)
@@ -73,7 +73,7 @@ def _shape(bundle: Bundle) -> tuple[int, ...]:
 
 
 def storage(settings: Settings, folder: Path | None) -> Storage:
-    """Where past models and the memory of clients are kept."""
+    """Where past models and clients' states are stored."""
     budget = settings.client_memory_gb
     if budget is not None:
         check_range("client_memory_gb", budget, least=0)
@@ -93,10 +93,11 @@ def build(
     task: Task | None = None,
     **instead: Any,
 ) -> Simulation:
-    """A simulation that is ready to run; folder: for what is kept in files.
+    """A simulation that is ready to run.
 
-    report: gets the plan, the engine that `auto` chose, and what privacy costs.
-    task and arguments of `simulate` take the place of what the settings name.
+    folder: for state that is kept in files.
+    report: receives the plan, the engine that `auto` chose, and the privacy budget.
+    task, instead: replace what the settings name, as in `simulate`.
     """
     parts = _parts(settings, instead)
     task, plan = task or build_task(settings), None
@@ -124,7 +125,7 @@ def build(
 
 
 def _parts(settings: Settings, instead: Mapping[str, Any]) -> dict[str, Any]:
-    """What the settings name, but for what takes its place."""
+    """What the settings name, or its replacement."""
     made: dict[str, Callable[[], Any]] = {
         "algorithm": lambda: settings.algorithm.make("algorithm", algorithms.BY_NAME),
         "server_opt": lambda: settings.server.make("server optimizer", server_opt.BY_NAME),

@@ -1,4 +1,4 @@
-"""What there is to choose from, for `wima list`; nothing that it lists is imported."""
+"""The available choices, for `wima list`; nothing that it lists is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wima.runs.sources import registry
 
 
 def lines(kind: str | None = None) -> Iterator[str]:
-    """One line for each thing of a kind, or of all kinds under headings."""
+    """One line per entry of a kind, or of all kinds with headings."""
     if kind is None:
         for name in KINDS:
             yield f"{name}:"

@@ -1,4 +1,4 @@
-"""Checkpoints of a simulation: all that its next round depends on."""
+"""Checkpoints of a simulation: everything that its next round depends on."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def save(
 def load(
     simulation: Simulation, store: Segments, saved: Saved, snapshots: Snapshots | None = None
 ) -> None:
-    """Put a fresh simulation where the checkpoint was written."""
+    """Restore a new simulation to the state of the checkpoint."""
     try:
         _load(simulation, store, saved)
         if snapshots is not None:
             _load_sum(snapshots, store, saved)
     except MALFORMED as error:
         reason = f"{type(error).__name__}: {error}"
-        raise RunError(f"The checkpoint of round {saved.t} does not fit: {reason}") from error
+        raise RunError(f"The checkpoint of round {saved.t} does not match: {reason}") from error
 
 
 def _load(simulation: Simulation, store: Segments, saved: Saved) -> None:
@@ -69,7 +69,7 @@ def _load(simulation: Simulation, store: Segments, saved: Saved) -> None:
 
 
 def _load_sum(snapshots: Snapshots, store: Segments, saved: Saved) -> None:
-    """The sum that was under way; there is none if snapshots were off."""
+    """Restore the unfinished sum, if snapshots were on."""
     content = saved.content
     read = partial(store.read, content["vectors"])
     kept = decode(content.get("snapshot", {"value": None}), None, read, {})

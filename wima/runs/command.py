@@ -1,4 +1,4 @@
-"""The command that repeats a run, whoever started it: `wima run PRESET key=value ...`."""
+"""The command that repeats a run, however it was started: `wima run PRESET key=value ...`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from wima.runs.settings import Choice, Settings, load_settings, parse_override, 
 
 
 def run_command(settings: Settings, path: Path) -> list[str]:
-    """The shortest `wima run` with these very settings; path: the run's folder.
+    """The shortest `wima run` command with exactly these settings; path: the run's folder.
 
-    Where no preset can be changed to them, since TOML has no null, it names the folder's own file.
+    If no preset can be changed to them, since TOML has no null, it uses the folder's settings.toml.
     """
     found = (words for preset in presets() for words in _from_preset(preset, settings))
     by_file = ["wima", "run", str(path / "settings.toml")]
@@ -32,7 +32,7 @@ def _from_preset(preset: str, settings: Settings) -> Iterator[list[str]]:
         made = load_settings(preset, changes)
     except UsageError:
         return
-    if made.to_toml() == settings.to_toml():  # 1 == 1.0, but they are other settings
+    if made.to_toml() == settings.to_toml():  # 1 == 1.0, but they are different settings
         yield ["wima", "run", preset, *changes]
 
 

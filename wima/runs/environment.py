@@ -1,4 +1,4 @@
-"""What a number depends on besides the settings: versions, machine, command."""
+"""What results depend on besides the settings: versions, machine, command."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from wima.core.version import __version__
 
 
 def environment() -> dict[str, Any]:
-    """What a number depends on besides the settings."""
-    import torch  # here: whoever reads run folders does not need it
+    """What results depend on besides the settings."""
+    import torch  # imported here: reading run folders does not need it
 
     packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors")}
     return {
@@ -27,7 +27,7 @@ def environment() -> dict[str, Any]:
         **packages,
         "platform": platform.platform(),
         "processor": processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),  # that torch uses
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # used by torch
         "cores": os.cpu_count(),
         "command": typed_command(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -35,7 +35,7 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the code, if it runs from a checkout; a + marks uncommitted changes."""
+    """The commit of the code, if it is a git checkout; a + marks uncommitted changes."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

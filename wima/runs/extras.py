@@ -1,4 +1,4 @@
-"""What records say besides metrics: bytes, and how models do on clients, calibrated, fine-tuned."""
+"""What records contain besides metrics: bytes, and results on clients, calibration, fine-tuning."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ QUANTILES = 21  # of a summary; see `wima.core.distribution`
 
 
 class Extras(NamedTuple):
-    """The newest of each kind, and all bytes."""
+    """The newest entry of each kind, and the cumulative bytes."""
 
-    newest: dict[str, tuple[int, dict[str, Any]]]  # key -> its last round, and what that says
-    sent: array[float]  # bytes to and from clients until round 1, 2, ..., while records say it
+    newest: dict[str, tuple[int, dict[str, Any]]]  # key -> its last round, its entry then
+    sent: array[float]  # bytes to and from clients up to round 1, 2, ..., as far as recorded
 
     def add(self, record: dict[str, Any]) -> None:
-        """The record of the next round."""
+        """Add the record of the next round."""
         t = record["t"]
         kept = (*KEYS, "privacy")
         self.newest.update({key: (t, record[key]) for key in kept if record.get(key)})
@@ -27,12 +27,12 @@ class Extras(NamedTuple):
             self.sent.append(now + (self.sent[-1] if self.sent else 0))
 
     def until(self, t: int | None) -> int | None:
-        """The bytes of the first t rounds; None if one of them does not say."""
+        """The bytes of the first t rounds; None if they are not all recorded."""
         return int(self.sent[t - 1]) if t is not None and t <= len(self.sent) else None
 
 
 def are_extras(line: dict[str, Any]) -> bool:
-    """Whether what a line says besides metrics is as runs write it."""
+    """Whether the extras in a line are well-formed."""
     sent = line.get("bytes", {"down": 0, "up": 0})
     tuned = line.get("finetuned", {}).values()
     bins = [one for own in line.get("calibration", {}).values() for one in own]

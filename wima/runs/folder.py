@@ -1,14 +1,14 @@
-"""A run's folder: everything about the run, written as it goes, readable at any moment.
+"""A run's folder: everything about the run, written as it proceeds, readable at any time.
 
 settings.toml      the resolved settings; `wima run settings.toml` repeats the run
 environment.json   versions, machine, command
-records.jsonl      one line per round; the same bytes whenever the run is repeated or resumed
+records.jsonl      one line per round; the same bytes if the run is repeated or resumed
 times.jsonl        how long each round took
 status.json        running, done, interrupted, pruned, diverged or failed; rounds done; checksums
-checkpoints/       what `wima resume` goes on from; among it, a copy of the records
+checkpoints/       what `wima resume` starts from, including a copy of the records
 models/*.safetensors   the final models, by name
 snapshots/*.safetensors   sums of models, for windows that are chosen later
-lock               held by the process that works on the run
+lock               held by the process that executes the run
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from wima.storage.files import (
 from wima.storage.lock import Lock, is_running
 from wima.storage.reading import check_file, read_text
 
-if TYPE_CHECKING:  # they bring torch, which readers do not need
+if TYPE_CHECKING:  # these import torch, which readers do not need
     from torch import Tensor
 
     from wima.core.vector import Layout, Vector
@@ -62,7 +62,7 @@ MALFORMED = OSError, ValueError, KeyError, TypeError, AttributeError, OverflowEr
 
 
 class RunFolder:
-    """Writes one run.  Made by `create` or `reopen`; holds the run's lock until it is closed."""
+    """Writes one run.  Use `create` or `reopen`; holds the run's lock until it is closed."""
 
     def __init__(self, path: Path, settings: Settings, lock: Lock, done: int = 0) -> None:
         self.path, self.done, self.state, self._lock = path, done, "running", lock
@@ -72,7 +72,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, settings: Settings, facts: dict[str, Any]) -> RunFolder:
-        """A new folder, which must not exist yet."""
+        """Create a new folder, which must not exist."""
         check_free(path)
         for draft in drafts_of(path):
             if (draft / "lock").exists() and not is_running(draft):  # its process was killed
@@ -90,7 +90,7 @@ class RunFolder:
     def reopen(
         cls, path: Path, settings: Settings, lock: Lock, done: int, records: Path
     ) -> RunFolder:
-        """Resume after so many rounds, whose records are in a file; later ones are run again."""
+        """Resume after `done` rounds, whose records are in a file; later rounds are repeated."""
         try:
             remove_drafts(path)
             for file in (path / RECORDS, path / COPY):
@@ -109,7 +109,7 @@ class RunFolder:
         self.done = record.t
 
     def save_models(self, vectors: dict[str, Vector], layout: Layout | None) -> None:
-        """The final models, each with its tensors by name; all of them or none."""
+        """Write the final models, each with its tensors by name: all of them or none."""
         from safetensors.torch import save_file
 
         self._sums = {RECORDS: self.records.save()}
@@ -132,13 +132,13 @@ class RunFolder:
 
 
 def by_name(w: Vector, layout: Layout | None) -> dict[str, Tensor]:
-    """A vector's tensors, each with memory of its own, as safetensors wants it."""
+    """The tensors in a vector, each with its own memory, as safetensors requires."""
     tensors = layout.unflatten(w) if layout else {"w": w}
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 class Run:
-    """A run folder, read.  Records are read when they are asked for: there may be a million."""
+    """A run read from its folder.  Records are read on demand: there may be a million."""
 
     def __init__(
         self, path: Path, settings: Settings, status: dict[str, Any], environment: dict[str, Any]
@@ -148,7 +148,7 @@ class Run:
 
     @property
     def t(self) -> int:
-        """How many rounds are recorded."""
+        """The number of rounds recorded."""
         return sum(1 for _ in lines(self.path / RECORDS))
 
     @cached_property
@@ -157,7 +157,7 @@ class Run:
         return list(self._parsed())
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
-        """Rounds and values of a model's metric, where it was evaluated."""
+        """Rounds in which a model's metric was evaluated, and its values."""
         return self.curves.curve(model, metric)
 
     @property
@@ -167,12 +167,12 @@ class Run:
 
     @property
     def windows(self) -> dict[str, Counts]:
-        """Model -> rounds, and how many models its average was of; those whose window varies."""
+        """Model -> rounds, and the size of its window then, for models whose window varies."""
         return self.curves.windows
 
     @cached_property
     def curves(self) -> Curves:
-        """What the records say, over the rounds."""
+        """The contents of the records by round."""
         return Curves.of(self._parsed())
 
     def _parsed(self) -> Iterator[dict[str, Any]]:
@@ -187,9 +187,9 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read the folder of a run that has ended or is under way."""
+    """Read the folder of a run that has ended or is running."""
     for name in ("settings.toml", "environment.json", RECORDS, "status.json"):
-        check((path / name).is_file(), f"{path} is not a run folder: no {name} in it.")
+        check((path / name).is_file(), f"{path} is not a run folder: it contains no {name}.")
     settings = make_settings(read_table(str(path / "settings.toml")))
     try:
         status, around = (
@@ -203,7 +203,7 @@ def read_run(path: Path) -> Run:
 
 
 def is_intact(run: Run) -> bool:
-    """Whether a finished run has the records and models that it ended with."""
+    """Whether the records and models of a finished run are unchanged."""
     try:
         sums = dict(run.status.get("sums", {}))
         for name in sums:
@@ -214,10 +214,10 @@ def is_intact(run: Run) -> bool:
 
 
 def seconds_of(path: Path) -> dict[int, float]:
-    """Round -> how long it took, as far as times.jsonl in a run folder says."""
+    """Round -> seconds, from times.jsonl in a run folder."""
     file = path / TIMES
     try:
-        times = json.loads(b"[" + b",".join(lines(file)) + b"]")  # at once: a third of the time
+        times = json.loads(b"[" + b",".join(lines(file)) + b"]")  # three times as fast as by line
         if not all(is_number(line["seconds"]) for line in times):
             raise ValueError("seconds must be numbers")
         return {line["t"]: float(line["seconds"]) for line in times}
@@ -226,19 +226,19 @@ def seconds_of(path: Path) -> dict[int, float]:
 
 
 def run_name(settings: Settings, *, what: str = "", seed: bool = False) -> str:
-    """The name of a run's folder: `what`, or data and algorithm; its seed if asked; its hash."""
+    """The name of a run's folder: `what`, or data and algorithm; optionally its seed; its hash."""
     what = what or f"{label(settings.data.name)}-{label(settings.algorithm.name)}"
     return f"{what}-s{settings.seed}-{settings.run_id}" if seed else f"{what}-{settings.run_id}"
 
 
 def state_of(run: Run) -> str:
-    """The state in the folder; \"interrupted\" if its process is gone."""
+    """The state in the folder; \"interrupted\" if the process was killed."""
     state = str(run.status["state"])
     return "interrupted" if state == "running" and not is_running(run.path) else state
 
 
 def check_free(path: Path) -> None:
-    """A run never writes over anything."""
+    """Raise `UsageError` if the path exists: a run never overwrites anything."""
     try:
         taken = os.path.lexists(path) or path.exists()
     except OSError as error:
@@ -251,32 +251,32 @@ def check_free(path: Path) -> None:
 
 
 def check_no_links(path: Path) -> None:
-    """Refuse symbolic links among a run's files: what is written through them lands elsewhere."""
+    """Refuse symbolic links among a run's files: writing through them would change other files."""
     inside = [path, path / FOLDER, path / "models", path / SNAPSHOTS]
     for file in (file for folder in inside if folder.is_dir() for file in folder.iterdir()):
         check(
             not file.is_symlink(),
-            f"{file} is a symbolic link, and a run writes only to its own folder; put a copy of "
-            "what it points to in its place.",
+            f"{file} is a symbolic link, but a run writes only to its own folder; replace the link "
+            "with a copy of its target.",
         )
 
 
 def _advice(path: Path) -> str:
-    """What can be done with a run that did not finish."""
+    """How to resume an unfinished run in the folder."""
     try:
         status = json.loads(read_text(path / "status.json"))
         if status["state"] == "done":
             return ""
         return (
-            f"it holds a run of which {status['done']} of {status['rounds']} rounds are done: "
-            f"{status.get('resume', f'`wima resume {path}`')} goes on with it. Or "
+            f"it contains a run with {status['done']} of {status['rounds']} rounds done: "
+            f"{status.get('resume', f'`wima resume {path}`')} resumes it. Or "
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 
 def free_path(path: Path) -> Path:
-    """The path itself, or the first of path-2, path-3, ... that is free."""
+    """The path, or the first of path-2, path-3, ... that does not exist."""
     candidate, number = path, 2
     while os.path.lexists(candidate):
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -1,4 +1,4 @@
-"""What a run belongs to: settings, data, engine and versions, without which its bytes differ."""
+"""The identity of a run: the settings, data, engine and versions that determine its bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def identity_of(settings: Settings, simulation: Simulation) -> dict[str, Any]:
 
 
 def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
-    """Refuse what would give another result.  Before the first checkpoint, the folder tells."""
+    """Refuse to resume to a different result.  Before the first checkpoint, compare the folder."""
     at_first = {name: run.environment.get(name) for name in (*VERSIONS, *FACTS)}
     if at_first["engine"] is not None:
         at_first["engine"] = engine_of(at_first["engine"], run.settings)
@@ -42,34 +42,34 @@ def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
         differ.append("settings.toml was changed")
     if differ:
         raise UsageError(
-            f"The run in {run.path} was started with another configuration, data or version, so "
-            "it cannot go on to the same result:\n  " + "\n  ".join(differ) + "\nRestore what was "
-            f"changed, or start another run: `wima run {run.path / 'settings.toml'} --out ...`."
+            f"The run in {run.path} was started with different settings, data or versions, so it "
+            "cannot be resumed to the same result:\n  " + "\n  ".join(differ) + "\nRestore what "
+            f"changed, or start a new run: `wima run {run.path / 'settings.toml'} --out ...`."
         )
 
 
 def own_names(settings: Settings) -> list[str]:
-    """The names in settings that stand for a user's own things."""
+    """The names in settings that refer to a user's own code."""
     choices = [*(getattr(settings, key) for key in CHOICES), *settings.averagers]
     return [choice.name for choice in choices if choice and is_own(choice.name)]
 
 
 def own_code(settings: Settings) -> dict[str, dict[str, str]]:
-    """Checksums of the files that a user's own things were loaded from, by name."""
+    """Checksums of the files that a user's own code was loaded from, by name."""
     loaded = {name: source(name) for name in own_names(settings)}
     sums = {name: digest(path) for name, path in loaded.items() if path is not None}
     return {"own_code": sums} if sums else {}
 
 
 def remarks_on(run: Run) -> list[str]:
-    """What has changed since the run began and does not prevent it from being resumed."""
+    """Changes since the run started that do not prevent resuming it."""
     here = environment()["instructions"]
     then = run.environment.get("instructions", here)
     processor = (
-        f"The run began on a processor where torch uses {then}; here it uses {here}. From here on, "
-        "records and models agree with those of the other processor up to rounding, not to the bit."
+        f"The run started on a processor where torch uses {then}; here it uses {here}. From here "
+        "on, records and models match those of the other processor up to rounding, not bit by bit."
     )
     before, now = run.environment.get("own_code"), own_code(run.settings).get("own_code", {})
     changed = [name for name, total in now.items() if before and before.get(name) != total]
-    code = f"The code of {', '.join(changed)} has changed; from here on, rounds are run with it."
+    code = f"The code of {', '.join(changed)} has changed; the remaining rounds use the new code."
     return [processor] * (then != here) + [code] * bool(changed)

@@ -1,4 +1,4 @@
-"""From settings to a finished run folder, with progress and checkpoints on the way."""
+"""Starts and resumes runs, with progress and checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from wima.storage.segments import Segments
 
 
 class Following(Protocol):
-    """Is notified of each round that is done."""
+    """Is notified after each round."""
 
     def __enter__(self) -> Self: ...
 
@@ -52,12 +52,12 @@ class Following(Protocol):
     def update(self, record: Record) -> None: ...
 
 
-Follow: TypeAlias = Callable[[int, int], Following]  # rounds in all, rounds done before
-Command: TypeAlias = Callable[[Settings, Path], list[str]]  # of a run's settings and folder
+Follow: TypeAlias = Callable[[int, int], Following]  # total rounds, rounds already done
+Command: TypeAlias = Callable[[Settings, Path], list[str]]  # from a run's settings and folder
 
 
 def default_path(settings: Settings) -> Path:
-    """The folder of a run unless another is given."""
+    """The default folder of a run."""
     return Path("runs") / run_name(settings)
 
 
@@ -69,11 +69,11 @@ def launch(
     report: Callable[[str], object] = print,
     **instead: Any,
 ) -> Run:
-    """Run the settings and record the run at `path`; nothing is written before all is checked.
+    """Run the settings and record the run at `path`; everything is checked before writing.
 
-    command: what repeats the run, if that is not what was typed.
-    report: gets the plan of memory and disk, and the engine that `auto` chose.
-    instead: what takes the place of things that the settings name, see `build`.
+    command: repeats the run, if it differs from what was typed.
+    report: receives the plan of memory and disk, and the engine that `auto` chose.
+    instead: replaces what the settings name; see `build`.
     """
     check_free(path)
     trackers = Trackers(settings.trackers)
@@ -81,13 +81,13 @@ def launch(
         plan: list[str] = []
         with build(settings, path / FOLDER, plan.append, **instead) as simulation:
             check_rank_0(simulation)
-            if simulation.engine in NAMES:  # what `auto` chose: it may choose another next time
+            if simulation.engine in NAMES:  # fix the choice of `auto`, which may differ next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             facts: dict[str, Any] = {**simulation.facts(), **own_code(settings)}
             if command:
                 facts["command"] = command(settings, path)
             folder = RunFolder.create(path, settings, facts)
-            for line in plan:  # now that nothing is wrong
+            for line in plan:  # after all checks
                 report(line)
             identity = identity_of(settings, simulation)
             snapshots = _snapshots(path, settings, simulation)
@@ -102,7 +102,7 @@ def resume(
 ) -> Run:
     """Resume a run from its newest intact checkpoint; from the start if there is none.
 
-    changes: settings, as `key=value`, that say how the run is computed and not what it gives.
+    changes: settings, as `key=value`, that affect how the run is computed but not its result.
     """
     check_no_links(path)
     run = read_run(path)
@@ -117,8 +117,8 @@ def resume(
             engine = wanted.engine
         check(
             engine in NAMES or "make" in instead,
-            f"The run in {path} was run by engine {engine!r}, which `wima resume` does not "
-            "have; start it again the way it was started.",
+            f"The run in {path} used the engine {engine!r}, which `wima resume` does not have; "
+            "resume it the way it was started.",
         )
         settings = wanted.model_copy(update={"engine": engine})
         with build(settings, path / FOLDER, **instead) as simulation:
@@ -133,7 +133,7 @@ def resume(
             snapshots.discard_after(simulation.t)
             for remark in start.remarks:
                 echo(remark)
-            print(f"Goes on after {simulation.t} of {simulation.rounds} rounds.")
+            print(f"Resuming after {simulation.t} of {simulation.rounds} rounds.")
             Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
     finally:
         lock.release()
@@ -148,12 +148,12 @@ class Start(NamedTuple):
     """Where a run is resumed from."""
 
     store: Segments
-    records: Path  # the file that has the records up to there
+    records: Path  # a file with the records up to that round
     remarks: list[str]
 
 
 def _start(run: Run, simulation: Simulation, snapshots: Snapshots, now: dict[str, Any]) -> Start:
-    """Put the simulation where the newest checkpoint is that is intact, and so are its records."""
+    """Restore the newest checkpoint that is intact and has intact records."""
     store = simulation.store or Segments(run.path / FOLDER)
     found, wrong = manifests.find(store)
     check_same(run, found, now)
@@ -170,7 +170,7 @@ def _start(run: Run, simulation: Simulation, snapshots: Snapshots, now: dict[str
 
 
 class Runner:
-    """Runs the rounds that are left; however that ends, the folder says so."""
+    """Runs the remaining rounds; however they end, the folder records it."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Runner:
         self._stop = StopRequest()
 
     def run(self) -> None:
-        """Run, and when the folder is closed, notify the trackers."""
+        """Run, close the folder and notify the trackers."""
         keep_freed_memory()
         with self._stop.awaited():
             try:
@@ -216,7 +216,7 @@ class Runner:
         with self._progress(simulation.rounds, simulation.t) as progress:
             for record in simulation:
                 self._snapshots.update(record.t, simulation.watch.vector("plain"))
-                folder.append(record)  # last: a round that is recorded has its snapshot
+                folder.append(record)  # last: a recorded round has its snapshot
                 self.trackers.record(record)
                 self._show(progress, record)
                 if self._stop.signal is not None:
@@ -230,13 +230,13 @@ class Runner:
         folder.close("done")
 
     def _show(self, progress: Following, record: Record) -> None:
-        """Progress that nobody can see any more does not end the run."""
+        """Show progress; a closed terminal does not end the run."""
         try:
             progress.update(record)
         except Pruned:
             self._save()
             raise
-        except (OSError, SystemExit):  # rich makes the latter of a broken pipe
+        except (OSError, SystemExit):  # rich raises SystemExit for a broken pipe
             forget_viewers()
 
     def _due(self) -> bool:
@@ -252,11 +252,11 @@ class Runner:
         self._saved, self._when = self.simulation.t, time.monotonic()
 
     def _fail(self, error: Exception) -> None:
-        """Keep what was reached, write down the reason, and raise."""
+        """Save a checkpoint, record the reason, and raise."""
         path, done = self.folder.path, self.folder.done
         recorded = self.simulation.between_rounds and done == self.simulation.t
         if recorded and not isinstance(error, Diverged):
-            with contextlib.suppress(Exception):  # the disk may be what failed
+            with contextlib.suppress(Exception):  # the disk may be the cause
                 self._save()
         self.folder.close("diverged" if isinstance(error, Diverged) else "failed", str(error))
         details = path / "error.txt"
@@ -273,6 +273,6 @@ class Runner:
         path, done, rounds = self.folder.path, self.folder.done, self.simulation.rounds
         command = IN_PYTHON if self.settings.data.name == OWN else f"`wima resume {path}`"
         return (
-            f"Interrupted after {done} of {rounds} rounds; the records up to there are in {path}. "
-            f"{command} goes on."
+            f"Interrupted after {done} of {rounds} rounds; the records so far are in {path}. "
+            f"{command} resumes the run."
         )

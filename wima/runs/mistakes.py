@@ -1,4 +1,4 @@
-"""Wrong settings in words: what was expected, what was given, what to write instead."""
+"""Error messages for wrong settings: what was expected, what was given, what to write instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from wima.core.errors import unknown
 
-# What others call a setting -> its name here; only words that can mean nothing else.
+# Setting -> what other programs call it; only unambiguous names.
 WORDS = {
     "lr": "learning_rate learningrate client_lr local_lr eta step_size",
     "rounds": "num_rounds n_rounds global_rounds communication_rounds comm_rounds",
@@ -42,14 +42,14 @@ EXPECTED = {  # pydantic's kind of error -> what is expected
     "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": "a text",
-    "model_type": "a name, with hyper-parameters after colons, as fedprox:mu=0.1",
-    "missing": "a name, with hyper-parameters beside it",
+    "string_type": "a string",
+    "model_type": "a name, with hyper-parameters after colons, such as fedprox:mu=0.1",
+    "missing": "a name with hyper-parameters",
 }
 
 
 def explain(items: Iterable[Mapping[str, Any]], known: Iterable[str]) -> list[str]:
-    """Pydantic's errors as sentences, one for each wrong value; known: the settings."""
+    """Pydantic's errors as sentences, one per wrong value.  known: all settings."""
     names, expected = list(known), dict[tuple[str, str], list[str]]()
     for item in items:
         given = item["input"]
@@ -72,22 +72,22 @@ def explain(items: Iterable[Mapping[str, Any]], known: Iterable[str]) -> list[st
 
 
 def _listed(where: str, given: list[Any]) -> str:
-    """A list in place of a choice: hyper-parameters after commas, or several choices."""
+    """The error for a list instead of a choice: commas instead of colons, or several names."""
     if all("=" in str(part) for part in given[1:]):
         instead = ":".join(map(str, given))
-        return f"{where} takes hyper-parameters after colons: write {where}={instead}."
+        return f"{where} expects hyper-parameters after colons: write {where}={instead}."
     several = ",".join(map(str, given))
     return (
-        f"{where} takes one name, got {several}; "
+        f"{where} expects one name, got {several}; "
         f"`wima sweep` runs several, with --grid {where}={several}."
     )
 
 
 def as_setting(option: str, value: str | None, known: Iterable[str]) -> str | None:
-    """What to write in place of an option such as --rounds, if a setting is meant by it."""
+    """What to write instead of an option such as --rounds, if it is a setting."""
     name = option.lstrip("-").replace("-", "_").lower()
     name = MEANT.get(name, name)
     if name.partition(".")[0] not in known:
         return None
     instead = f"{name}=VALUE" if value is None else f"{name}={value}"
-    return f"Settings are given as name=value: write {instead} in place of {option}."
+    return f"Settings are given as name=value: write {instead} instead of {option}."

@@ -1,7 +1,7 @@
-"""Names in settings: those of the package, and those of a user's own things.
+"""Names in settings, which refer to the package or to a user's own code.
 
-`my_module:Thing` is the `Thing` of a module that can be imported, from the current folder for
-example; `folder/my_file.py:Thing` that of a file.  Hyper-parameters follow: `my_module:Thing:mu=1`.
+`my_module:Thing` is the `Thing` in an importable module, for example in the current folder;
+`folder/my_file.py:Thing` is the one in a file.  Hyper-parameters follow: `my_module:Thing:mu=1`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wima.core.errors import UsageError, check, unknown
 
-if TYPE_CHECKING:  # they bring torch, which settings do not need
+if TYPE_CHECKING:  # these import torch, which settings do not need
     from torch import nn
 
     from wima.data.bundle import Bundle
@@ -27,7 +27,7 @@ IN_PYTHON = "`wima.run(..., out=..., resume=True)` with the same objects"
 
 
 class Expected(NamedTuple):
-    """What a thing of a user's own has to be."""
+    """What a user's own object has to be."""
 
     words: str
     base: type = object
@@ -35,7 +35,7 @@ class Expected(NamedTuple):
 
 
 def expected_of(kind: str) -> Expected:
-    """What a thing of that kind has to be."""
+    """What a user's own object of that kind has to be."""
     from wima.algorithms.base import Algorithm
     from wima.averaging.base import Averager
     from wima.engine.privacy import Gaussian
@@ -52,14 +52,14 @@ def expected_of(kind: str) -> Expected:
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of a user's own thing, `module:Thing` or `file.py:Thing`."""
+    """Whether a name refers to a user's own code: `module:Thing` or `file.py:Thing`."""
     place, _, thing = name.rpartition(":")
     dotted = all(part.isidentifier() for part in place.split("."))
     return thing.isidentifier() and (dotted or place.endswith(".py"))
 
 
 def split(text: str) -> tuple[str, list[str]]:
-    """`name:key=value:...` as the name and the rest; a name of one's own has a colon itself."""
+    """`name:key=value:...` as the name and the rest; a user's own name contains a colon."""
     parts = text.split(":")
     count = next((n for n, part in enumerate(parts) if "=" in part), len(parts))
     name = ":".join(parts[:count])
@@ -72,11 +72,11 @@ def label(name: str) -> str:
 
 
 def find(kind: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """What a name stands for: registered, or a user's own."""
+    """What a name refers to: registered, or a user's own."""
     if name in registry:
         return registry[name]
     first, _, rest = name.partition(":")
-    check(first not in registry, f"{kind} {first!r}: Expected key=value, got {rest!r}.")
+    check(first not in registry, f"{kind} {first!r}: expected key=value, got {rest!r}.")
     if not is_own(name):
         raise unknown(kind, name, registry)
     found = load(kind, name)
@@ -90,7 +90,7 @@ def find(kind: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Ca
 
 
 def parameters(kind: str, made: Callable[..., Any]) -> list[str]:
-    """The names that can be given as hyper-parameters."""
+    """The names of the hyper-parameters."""
     listed = list(signature(made).parameters.values())[2 if kind == "model" else 0 :]
     return [p.name for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
@@ -104,7 +104,7 @@ def check_call(name: str, made: Callable[..., Any], /, *given: Any, **options: A
 
 
 def load(kind: str, name: str) -> Any:
-    """The object that a name of a user's own stands for."""
+    """The object that a user's own name refers to."""
     place, _, thing = name.rpartition(":")
     module = _from_file(kind, name) if place.endswith(".py") else _imported(kind, name, place)
     known = [n for n in vars(module) if not n.startswith("_")]
@@ -114,7 +114,7 @@ def load(kind: str, name: str) -> Any:
 
 
 def source(name: str) -> Path | None:
-    """The file of a thing that was loaded."""
+    """The file that an object was loaded from."""
     place = name.rpartition(":")[0]
     module = sys.modules.get(Path(place).stem if place.endswith(".py") else place)
     file = getattr(module, "__file__", None)
@@ -122,9 +122,9 @@ def source(name: str) -> Path | None:
 
 
 def _from_file(kind: str, name: str) -> ModuleType:
-    """A file as the module of that name, so that worker processes can import it too."""
+    """Import a file as a module of the same name, so that worker processes can import it too."""
     path = Path(name.rpartition(":")[0]).expanduser()
-    check(path.is_file(), f"{kind} {name!r}: there is no file {path} in {Path.cwd()}.")
+    check(path.is_file(), f"{kind} {name!r}: there is no file {path} in the folder {Path.cwd()}.")
     path = path.resolve()
     module = _imported(kind, name, path.stem, path.parent)
     where = getattr(module, "__file__", None) or "built in"
@@ -138,7 +138,7 @@ def _from_file(kind: str, name: str) -> ModuleType:
 def _imported(kind: str, name: str, module: str, folder: Path | None = None) -> ModuleType:
     path = str(folder or Path.cwd())
     if path not in sys.path:
-        sys.path.insert(0, path)  # for good: worker processes get this list
+        sys.path.insert(0, path)  # permanently: worker processes get this list
     invalidate_caches()
     try:
         return import_module(module)
@@ -146,7 +146,7 @@ def _imported(kind: str, name: str, module: str, folder: Path | None = None) -> 
         if isinstance(error, ModuleNotFoundError) and module.startswith(str(error.name)):
             raise UsageError(
                 f"{kind} {name!r}: there is no module {error.name!r} in {path} or on Python's "
-                "path; run the command in its folder, or add that to PYTHONPATH."
+                "path; run the command in its folder, or add that folder to PYTHONPATH."
             ) from None
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
@@ -156,7 +156,7 @@ def _imported(kind: str, name: str, module: str, folder: Path | None = None) -> 
 
 
 def _model(name: str, made: Any) -> Callable[..., nn.Module]:
-    """A user's function of (shape, classes), or of nothing, as one of (shape, classes)."""
+    """A user's function as one of (shape, classes), which it may also ignore."""
     from torch import nn
 
     needed, options = _arguments(name, made)
@@ -177,7 +177,7 @@ def _model(name: str, made: Any) -> Callable[..., nn.Module]:
 
 
 def _arguments(name: str, made: Any) -> tuple[list[str], list[Parameter]]:
-    """The arguments that a function which makes a model needs, and those that it may be given."""
+    """The required arguments of a function that makes a model, and the optional ones."""
     try:
         listed = signature(made).parameters.values()
     except (TypeError, ValueError):
@@ -186,16 +186,16 @@ def _arguments(name: str, made: Any) -> tuple[list[str], list[Parameter]]:
     needed = [p.name for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
     check(
         len(needed) in (0, 2),
-        f"model {name!r} must be a function of (shape, classes), or of nothing, but it needs "
-        f"({', '.join(needed)}).",
+        f"model {name!r} must be a function of (shape, classes) or without arguments, but it "
+        f"requires ({', '.join(needed)}).",
     )
     return needed, [p.replace(kind=p.KEYWORD_ONLY) for p in named[len(needed) :]]
 
 
 def own_data(name: str, given: dict[str, Any], options: dict[str, Any]) -> Bundle:
-    """What a user's function returns.  given: settings, for those of its parameters that have them.
+    """The result of a user's function.  given: settings, passed to parameters of the same name.
 
-    A setting that is not None and that the function does not take is refused.
+    A setting that is not None is refused if the function has no such parameter.
     """
     from wima.data.bundle import Bundle
     from wima.data.federated import FederatedData, as_array

@@ -1,4 +1,4 @@
-"""Settings of a run that Python objects make up: they name what they can, for the records."""
+"""Settings of a run that is defined by Python objects, for its records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNNAMED = ("cohorts", "make", "storage")
 
 
 def settings_of(task: Task, arguments: Mapping[str, Any]) -> Settings:
-    """Settings that say what `simulate` was called with; the data and model are the task's own."""
+    """Settings that describe the arguments of `simulate`; data and model belong to the task."""
     given = dict(arguments)
     algorithm = given.pop("algorithm", None) or FedAvg()
     table: dict[str, Any] = {"data": OWN, "model": OWN, "algorithm": choice_of(algorithm)}
@@ -46,7 +46,7 @@ def settings_of(task: Task, arguments: Mapping[str, Any]) -> Settings:
 
 
 def choice_of(thing: Any, registry: Mapping[str, type[Any]] = algorithms.BY_NAME) -> Choice:
-    """The name of an object's class, with the hyper-parameters that are not its defaults."""
+    """The name of an object's class, with the hyper-parameters that differ from the defaults."""
     kind = type(thing)
     own = f"{kind.__module__}:{kind.__name__}"
     name = next((name for name, known in registry.items() if known is kind), own)

@@ -1,4 +1,4 @@
-"""Runs at a glance: where they are, and their last rounds, without reading all of their records."""
+"""Overview of runs: their folders and last rounds, without reading all records."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from wima.storage.reading import last_lines
 
 
 class Ending(NamedTuple):
-    """The rounds at the end of a run that its numbers are means of."""
+    """The last rounds of a run, over which its metrics are averaged."""
 
-    t: int  # rounds that are recorded
-    last: int  # rounds at the end
-    curves: Curves  # of these
+    t: int  # rounds recorded
+    last: int  # number of last rounds
+    curves: Curves  # of the last rounds
 
 
 def ending(run: Run) -> Ending:
-    """The last rounds of a run, however it ended, or as far as it is."""
+    """The last rounds of a run, in any state."""
     file, t, last = run.path / RECORDS, 0, 0
     found: list[dict[str, Any]] = []
     try:
@@ -50,13 +50,13 @@ class Row(NamedTuple):
 
     model: str
     mean: float
-    deviation: float  # from round to round
+    deviation: float  # over rounds
     evaluations: int
     last: int  # rounds
 
 
 def rows_of(curves: Curves, last: int, metric: str = "accuracy") -> list[Row]:
-    """Mean and standard deviation of each model's metric; curves: of the last rounds."""
+    """Mean and standard deviation of each model's metric.  curves: of the last rounds."""
     rows = []
     for model, metrics in curves.metrics.items():
         values = metrics[metric][1]
@@ -67,8 +67,8 @@ def rows_of(curves: Curves, last: int, metric: str = "accuracy") -> list[Row]:
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
-    """The run folders at a path and below it, sorted."""
-    seen = set[Path]()  # links may lead back
+    """The run folders at a path and in its subfolders, sorted."""
+    seen = set[Path]()  # links may form cycles
     for text, below, files in os.walk(folder, followlinks=True):
         place = Path(text)
         known, is_run = place.resolve() in seen, "status.json" in files

@@ -1,4 +1,4 @@
-"""The memory and disk that a run will need, shown and checked before it starts."""
+"""The memory and disk space that a run needs, shown and checked before it starts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from wima.task.task import Task
 
 
 class Plan(NamedTuple):
-    """Bytes, at most."""
+    """Upper bounds, in bytes."""
 
     model: int
     averages: int  # sums and other states of averagers
     window: int  # past models
-    clients: int  # what clients remember
-    memory: int  # of all that, what is in memory
+    clients: int  # clients' states
+    memory: int  # the total in memory
     disk: int  # checkpoints, records, final models and snapshots
-    snapshots: int = 0  # of that, the snapshots
+    snapshots: int = 0  # included in disk
 
     def in_words(self, settings: Settings) -> str:
         """The plan in words."""
@@ -41,8 +41,8 @@ class Plan(NamedTuple):
         parts += [f"averages {gigabytes(self.averages)}"] if self.averages else []
         parts += [f"past models {gigabytes(self.window)} ({where})"] if self.window else []
         if self.clients:
-            parts.append(f"clients' memory up to {gigabytes(self.clients)} ({limit})")
-        needed = f"Memory: {', '.join(parts)}; {gigabytes(self.memory)} in all."
+            parts.append(f"clients' state up to {gigabytes(self.clients)} ({limit})")
+        needed = f"Memory: {', '.join(parts)}; {gigabytes(self.memory)} in total."
         share = f", of which snapshots {gigabytes(self.snapshots)}" if self.snapshots else ""
         return f"{needed} Disk: up to {gigabytes(self.disk)}{share}."
 
@@ -52,7 +52,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a run."""
     d = task.layout.size if task.layout else len(task.init(settings.seed))
-    w = torch.empty(d, device="meta")  # has a size, and takes no memory
+    w = torch.empty(d, device="meta")  # has a size but takes no memory
     trained = w[: task.trained]
     watched = [Last(), *averagers]
     averages = sum(a.memory(w, settings.rounds) for a in averagers)
@@ -65,12 +65,12 @@ def make_plan(
     memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
     memory += int(min(clients, budget)) + (OVERHEAD * visits if clients else 0)
     total = 8 * d if settings.snapshots else 0  # the sum for the next snapshot
-    memory += 3 * total  # it is copied by tensors, and then to bytes
+    memory += 3 * total  # it is copied into tensors, then into bytes
     snapshots = _snapshots_disk(settings, task, d)
     disk = _records(settings, len(watched)) + len(watched) * model + snapshots
     if settings.checkpoint_every or settings.checkpoint_minutes:
-        states = size(algorithm.init(trained)) + 2 * model  # a server optimizer has at most two
-        disk += 3 * (model + states + averages + total)  # while one is written, there are three
+        states = size(algorithm.init(trained)) + 2 * model  # server optimizers have at most two
+        disk += 3 * (model + states + averages + total)  # three while one is being written
         disk += _ring_disk(settings, window, kept * d) + _clients_disk(settings, clients, visits)
     else:
         disk += window if settings.window_store == "files" else 0
@@ -84,9 +84,9 @@ def _records(settings: Settings, models: int) -> int:
 
 
 def _ring_disk(settings: Settings, window: int, row: int) -> int:
-    """Three checkpoints share the past models that all of them need.
+    """Three checkpoints share the past models that they have in common.
 
-    A segment stays as long as one of its models is needed: with `files` it has up to eight.
+    A segment is kept while any of its models is needed; with `files`, it has up to eight.
     """
     every = (settings.checkpoint_every or settings.rounds) * row
     whole_segments = 3 * BLOCK * row if window and settings.window_store == "files" else 0
@@ -94,22 +94,22 @@ def _ring_disk(settings: Settings, window: int, row: int) -> int:
 
 
 def _clients_disk(settings: Settings, clients: int, visits: int) -> int:
-    """Half of a segment may be out of date; three checkpoints share what is not."""
+    """Half of a segment may be outdated; three checkpoints share the rest."""
     between = (settings.checkpoint_every or settings.rounds) * settings.clients_per_round
     return 2 * clients + 2 * clients * min(between, visits) // max(1, visits)
 
 
 def _snapshots_disk(settings: Settings, task: Task, d: int) -> int:
-    """Sums in float64, and what their files say of each tensor."""
+    """Sums in float64, and metadata for each tensor."""
     tensors = len(task.layout.slices) if task.layout else 1
     count = settings.rounds // settings.snapshots if settings.snapshots else 0
     return count * (8 * d + 200 * (1 + tensors))
 
 
 def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
-    """Refuse a run that cannot fit, naming the settings that would make it smaller."""
+    """Refuse a run that does not fit; the message lists settings that would reduce its size."""
     free, usage = memory_available(), shutil.disk_usage(_existing(folder))
-    # A pseudo file system such as /proc reports a size of 0; writing there fails by itself.
+    # A pseudo file system such as /proc reports a size of 0; writing there fails anyway.
     own = _bytes_in(folder) + min(plan.snapshots, _bytes_in(folder.parent / SNAPSHOTS))
     disk = usage.free + own if usage.total else plan.disk
     advice, sparser = [], ["snapshots=0"] if plan.snapshots else []
@@ -119,28 +119,28 @@ def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
         advice.append("client_memory_gb=1")
     smaller = ["a smaller window"] if plan.window else []
     smaller += ["store_dtype=bfloat16"] if plan.window and settings.store_dtype == "float32" else []
-    if folder.parent.exists():  # a run that was begun: its result must stay the same
+    if folder.parent.exists():  # a resumed run: its result must stay the same
         smaller = []
     check(
         plan.memory <= free,
-        f"The run needs {gigabytes(plan.memory)} of memory, but {gigabytes(free)} are free. "
+        f"The run needs {gigabytes(plan.memory)} of memory, but only {gigabytes(free)} is free. "
         f"Settings that need less: {', '.join([*advice, *smaller]) or 'a smaller model'}.",
     )
     check(
         plan.disk <= disk,
-        f"The run needs up to {gigabytes(plan.disk)} on the disk of {folder}, but "
-        f"{gigabytes(disk)} are free. Settings that need less: "
+        f"The run needs up to {gigabytes(plan.disk)} on the disk of {folder}, but only "
+        f"{gigabytes(disk)} is free. Settings that need less: "
         f"{', '.join([*sparser, *smaller, 'checkpoint_every=0 checkpoint_minutes=0'])}.",
     )
 
 
 def _bytes_in(folder: Path) -> int:
-    """What the run itself takes already, and will write over."""
+    """Space that the run itself already uses and will overwrite."""
     return sum(file.stat().st_size for file in folder.glob("*"))
 
 
 def _existing(folder: Path) -> Path:
-    """The nearest folder above that exists."""
+    """The nearest existing parent folder."""
     path = folder.absolute()
     while not path.exists():
         path = path.parent
@@ -148,7 +148,7 @@ def _existing(folder: Path) -> Path:
 
 
 def gigabytes(count: float) -> str:
-    """A number of bytes as people read it."""
+    """A human-readable number of bytes."""
     for unit, much in (("GB", 1e9), ("MB", 1e6)):
         if count >= much:
             return f"{count / much:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar in terminals and notebooks, plain lines elsewhere."""
+"""The progress of a run: a live bar in terminals and notebooks, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Progress:
         self._bar.stop()
 
     def update(self, record: Record) -> None:
-        """Show that a round is done."""
+        """Show a finished round."""
         if record.metrics:
             self._latest = printable(_describe(record))
         seconds = time.perf_counter() - self._begin
@@ -63,7 +63,7 @@ class Silent:
 
 
 def _describe(record: Record) -> str:
-    """The first metric of each model, percent if it is an accuracy; its window, if that varies."""
+    """The first metric of each model, in percent if it is accuracy, and its window if it varies."""
     parts = []
     for model, metrics in record.metrics.items():
         name, value = next(iter(metrics.items()))

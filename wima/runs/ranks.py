@@ -14,10 +14,10 @@ from wima.simulation.simulation import Simulation
 
 
 def helps(settings: Settings) -> bool:
-    """Whether this process works for rank 0; what is to be run is compared between all ranks."""
+    """Whether this process works for rank 0; checks that all ranks have the same settings."""
     if settings.engine != "distributed":
         return False
-    from wima.engine.group import join  # here: nobody else needs it
+    from wima.engine.group import join  # imported here: only distributed runs need it
 
     group = join()
     more = {"collective": settings.collective, "device": settings.device}
@@ -26,23 +26,23 @@ def helps(settings: Settings) -> bool:
 
 
 def help_rank_0(settings: Settings) -> None:
-    """Solve what rank 0 sends until its run ends; nothing is written or printed."""
+    """Work for rank 0 until its run ends; nothing is written or printed."""
     with build(settings.model_copy(update={"averagers": []})) as simulation:
         for _ in simulation:
             pass
 
 
 def check_rank_0(simulation: Simulation) -> None:
-    """Refuse to write a run that another process runs."""
+    """Refuse to write a run that belongs to another process."""
     check(
         not simulation.helps,
-        "Only rank 0 of a distributed run writes a folder; start it with `wima run` or "
-        "`wima resume`, which know that, one run at a time.",
+        "Only rank 0 of a distributed run writes a folder; start the ranks with `wima run` or "
+        "`wima resume`, which handle this, one run at a time.",
     )
 
 
 def helps_to_resume(path: Path, changes: Sequence[str]) -> bool:
-    """Work for rank 0 until a run that it resumes has ended; False if this process resumes it."""
+    """Help rank 0 until the run that it resumes ends; returns False if this process is rank 0."""
     settings = settings_to_resume(read_run(path), changes)
     if not helps(settings):
         return False
@@ -51,23 +51,23 @@ def helps_to_resume(path: Path, changes: Sequence[str]) -> bool:
 
 
 def settings_to_resume(run: Run, changes: Sequence[str]) -> Settings:
-    """The settings of a run with some changed; the engine only to one that gives the same bytes."""
+    """The changed settings of a run; a new engine must give the same bytes."""
     wanted = change_settings(run.settings, changes, CHANGEABLE)
     before, after = (engine_of(s.engine, s) for s in (run.settings, wanted))
     check(
         arithmetic(before) == arithmetic(after),
-        f"engine cannot be changed from {before} to {after} in a run that was begun: only "
+        f"engine cannot be changed from {before} to {after} in an existing run: only "
         f"{', '.join(EXACT)} (collective=gather) give the same bytes.",
     )
     return wanted
 
 
 def engine_of(name: str, settings: Settings) -> str:
-    """The engine, with what its bytes depend on besides."""
+    """The engine, with the option that affects its bytes."""
     reduces = name == "distributed" and settings.collective == "reduce"
     return "distributed, collective=reduce" if reduces else name
 
 
 def arithmetic(engine: str) -> str:
-    """The same for engines that give the same bytes."""
+    """A key that is the same for engines that give the same bytes."""
     return "exact" if engine in EXACT else engine

@@ -1,7 +1,7 @@
-"""A run's records: as lines of files, appended, kept twice and read back; and as curves.
+"""A run's records, as lines in files and as curves.
 
-`records.jsonl` has a line per round.  At every checkpoint its new lines also go to a copy among the
-checkpoints, so that a damaged file costs no rounds.
+`records.jsonl` has a line per round.  At every checkpoint, new lines are also appended to a copy
+among the checkpoints, so that no rounds are lost if one file is damaged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from wima.runs.extras import Extras, are_extras
 from wima.storage.files import cannot_write, make_folder, written
 from wima.storage.reading import complete_lines
 
-if TYPE_CHECKING:  # it brings torch, which readers do not need
+if TYPE_CHECKING:  # it imports torch, which readers do not need
     from wima.simulation.simulation import Record
 
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
-NEEDED = ("t", "cohort", "lr", "metrics")  # in every line; the others only where they say something
+NEEDED = ("t", "cohort", "lr", "metrics")  # in every line; other keys are optional
 OPTIONAL = (
     *("dropped", "excluded", "windows", "privacy"),
     *("bytes", "clients", "calibration", "finetuned"),
@@ -35,7 +35,7 @@ Counts: TypeAlias = tuple["array[int]", "array[int]"]  # rounds, and a count for
 
 
 def as_line(record: Record) -> dict[str, Any]:
-    """A record as JSON has it: no NaN or infinity."""
+    """A record as JSON, which has no NaN or infinity."""
     fields = record._asdict()
     needed = {name: _mapped(fields[name], _or_none) for name in NEEDED}
     more = {name: _mapped(fields[name], _or_none) for name in OPTIONAL if fields[name]}
@@ -51,7 +51,7 @@ def _or_nan(value: Any) -> Any:
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested mappings and lists with every number changed."""
+    """Nested mappings and lists with `change` applied to every value."""
     if isinstance(tree, Mapping):
         return {name: _mapped(branch, change) for name, branch in tree.items()}
     if isinstance(tree, list | tuple):
@@ -60,8 +60,8 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def from_line(line: dict[str, Any], seconds: float = nan) -> Record:
-    """The record that a line was made of; how long the round took is in another file."""
-    from wima.simulation.simulation import Record  # here: it brings torch
+    """The record of a line; the round's duration is in another file."""
+    from wima.simulation.simulation import Record  # imported here: it imports torch
 
     found: dict[str, Any] = {
         name: _mapped(line[name], _or_nan) for name in (*NEEDED, *OPTIONAL) if name in line
@@ -72,7 +72,7 @@ def from_line(line: dict[str, Any], seconds: float = nan) -> Record:
 
 
 def checked(line: Any) -> dict[str, Any]:
-    """A line of records.jsonl, if it is one."""
+    """A line of records.jsonl; raises `ValueError` if it is malformed."""
     good = is_count(line["t"])
     for metrics in line["metrics"].values():
         for value in metrics.values():
@@ -80,15 +80,15 @@ def checked(line: Any) -> dict[str, Any]:
     for count in line.get("windows", {}).values():
         good = good and is_count(count) and count <= line["t"]
     if not (good and are_extras(line)):
-        raise ValueError(f"a record reads {line!r:.80}")
+        raise ValueError(f"invalid record {line!r:.80}")
     return line  # type: ignore[no-any-return]
 
 
 class Curves(NamedTuple):
-    """What records say of models, over the rounds, in a hundredth of the records' memory."""
+    """Metrics and windows of models by round, in a hundredth of the memory of the records."""
 
     metrics: dict[str, dict[str, Values]]  # model -> metric
-    windows: dict[str, Counts]  # model -> how many models its average was of
+    windows: dict[str, Counts]  # model -> how many models it averaged
     extras: Extras
 
     @classmethod
@@ -101,12 +101,12 @@ class Curves(NamedTuple):
 
     @property
     def leading(self) -> str:
-        """Accuracy, or else the first metric; empty if no model was evaluated."""
+        """Accuracy, or the first metric if there is none; empty if nothing was evaluated."""
         known = next(iter(self.metrics.values()), {})
         return "accuracy" if "accuracy" in known else next(iter(known), "")
 
     def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
-        """Rounds and values of a model's metric, where it was evaluated."""
+        """Rounds in which a model's metric was evaluated, and its values."""
         curves = self.metrics.get(model)
         if curves is None:
             return [], []
@@ -133,12 +133,12 @@ class Curves(NamedTuple):
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The complete lines of a file; none if there is no file."""
+    """The complete lines of a file; none if it does not exist."""
     return complete_lines(path) if path.exists() else iter(())
 
 
 def sums(path: Path, counts: Collection[int]) -> dict[int, str]:
-    """The checksum of the first n lines of a file, for those n that it has."""
+    """n -> the checksum of the first n lines of a file, for each n that it has."""
     found, total = {}, hashlib.sha256()
     for number, line in enumerate(lines(path), 1):
         total.update(line)
@@ -148,26 +148,26 @@ def sums(path: Path, counts: Collection[int]) -> dict[int, str]:
 
 
 def keep(source: Path, count: int, *targets: Path) -> None:
-    """Let the targets hold the first lines of a file, and nothing else."""
+    """Write the first `count` lines of a file to the targets."""
     for target in targets:
         with written(target) as draft, draft.open("wb") as file:
             file.writelines(islice(lines(source), count))
 
 
 class RecordFiles:
-    """Appends rounds to a run's files, which exist already.  copy: where records are kept too."""
+    """Appends rounds to a run's existing files.  copy: a second file for records."""
 
     def __init__(self, folder: Path, copy: Path | None) -> None:
         self._files = [(folder / name).open("ab") for name in (RECORDS, TIMES)]
         self._sum, self._copy = hashlib.sha256(), copy
-        self._new: list[bytes] = []  # records that the copy lacks
+        self._new: list[bytes] = []  # records that are not in the copy yet
         self._copied = 0  # bytes
         for line in lines(folder / RECORDS):
             self._sum.update(line)
             self._copied += len(line)
 
     def append(self, record: object, time: object) -> None:
-        """A round's line; its time goes to another file: it is never the same twice."""
+        """Append a round; its time goes to another file, since it is not reproducible."""
         new = [(json.dumps(line, allow_nan=False) + "\n").encode() for line in (record, time)]
         for file, line in zip(self._files, new, strict=True):
             try:
@@ -180,14 +180,14 @@ class RecordFiles:
             self._new.append(new[0])
 
     def save(self) -> str:
-        """The checksum of all records, which are on the disk when this returns."""
+        """Sync the records to disk; returns their checksum."""
         try:
             for file in self._files:
                 os.fsync(file.fileno())
             if self._copy is not None:
                 make_folder(self._copy.parent)
                 with self._copy.open("ab") as copy:
-                    copy.truncate(self._copied)  # an attempt that failed may have left something
+                    copy.truncate(self._copied)  # a failed attempt may have left data
                     copy.writelines(self._new)
                     copy.flush()
                     os.fsync(copy.fileno())

@@ -1,4 +1,4 @@
-"""Where the choices in settings are looked up."""
+"""The registries in which choices in settings are looked up."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KINDS: dict[str, tuple[str, Any]] = {  # setting -> what it is, and the module w
 
 
 def check_choice(setting: str, choice: Any) -> None:
-    """Raise `UsageError` unless there is what a choice names, with such hyper-parameters."""
+    """Raise `UsageError` unless the choice exists and accepts its hyper-parameters."""
     if setting == "data":
         load("data", choice.name) if is_own(choice.name) else check_name(choice.name)
-    elif setting == "model":  # it is made for examples of some shape
+    elif setting == "model":  # needs the shape of examples, so it is not built here
         choice.call("model", models.BY_NAME)
     elif choice is not None:
         kind, module = KINDS[setting]

@@ -2,7 +2,7 @@
 
 A choice by name with hyper-parameters (algorithm, server, averagers) is written
 `"wima:window=50:part=classifier"` or `{name = "wima", window = 50, part = "classifier"}`.
-A name may be that of a user's own class or function, see `runs/names.py`.
+A name may refer to a user's own class or function; see `runs/names.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Part = TypeVar("Part", RunOptions, LocalSGD, Faults)
 
 
 class Choice(BaseModel):
-    """Something by name, with its hyper-parameters."""
+    """A name with hyper-parameters."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
@@ -68,13 +68,13 @@ class Choice(BaseModel):
         return dict(self.model_extra or {})
 
     def make(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Made:
-        """An instance of the class of that name."""
+        """An instance of the named class."""
         made = self.call(kind, registry)
         check_call(f"{kind} {self.name!r}", made)
         return made()
 
     def call(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Callable[..., Made]:
-        """The function of that name, registered or own, with the hyper-parameters filled in."""
+        """The named function, registered or the user's own, with the hyper-parameters bound."""
         made = find(kind, self.name, registry)
         known = parameters(kind, made)
         for name in self.parameters:
@@ -83,14 +83,14 @@ class Choice(BaseModel):
         return partial(made, **self.parameters)
 
 
-# Settings that say how a run is computed and kept, not what it gives.
+# Settings that affect how a run is computed and stored, but not its result.
 NOT_IN_RESULTS = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes"}
 NOT_IN_RESULTS |= {"collective", "window_store", "client_memory_gb", "snapshots", "trackers"}
-# These came after runs had names, so they count only where they are set.
+# These were added after hashes of runs were defined, so they count only if they are set.
 LATER = {"cohorts", "privacy", "client_eval_every", "client_sample", "client_test", "calibration"}
 LATER |= {"finetune"}
 CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `runs/ranks.py`
-PARTS = (RunOptions, LocalSGD, Faults)  # these declare their own options
+PARTS = (RunOptions, LocalSGD, Faults)  # they declare their own options
 
 if TYPE_CHECKING:
 
@@ -110,14 +110,14 @@ else:
 class Settings(_Options, frozen=True, extra="forbid", strict=True):
     """Everything that determines a run; `engine`, `workers` and `device` only up to rounding.
 
-    Besides what follows, the options of `RunOptions`, `LocalSGD` and `Faults`.
+    Includes the options of `RunOptions`, `LocalSGD` and `Faults`.
     """
 
     data: Choice = Choice(name="digits")  # a known data set, or the path of an .npz file
-    clients: int | None = None  # as the data set has them, or 100
+    clients: int | None = None  # default: as in the data set, or 100
     alpha: float | Literal["iid"] | None = None  # Dirichlet concentration; 0: one class per client
-    split: str | None = None  # a file that says which client holds which example
-    data_seed: int = Field(0, ge=0)  # of the split; not of the run, so that seeds share clients
+    split: str | None = None  # a file that assigns examples to clients
+    data_seed: int = Field(0, ge=0)  # of the split; not `seed`, so that all seeds share clients
     model: Choice = Choice(name="mlp")
     algorithm: Choice = Choice(name="fedavg")
     server: Choice = Choice(name="sgd")
@@ -125,22 +125,22 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     schedule: Choice = Choice(name="constant")
     cohorts: Literal["uniform", "poisson"] = "uniform"  # how a round's clients are drawn
     privacy: Choice | None = None  # clip clients' updates and add noise
-    client_test: float | None = None  # share of each client's examples held out to evaluate it
-    finetune: Choice | None = None  # let clients fine-tune the final models
+    client_test: float | None = None  # share of each client's examples held out for testing
+    finetune: Choice | None = None  # clients fine-tune the final models
     eval_batch_size: int = Field(256, ge=1)
     device: str = "cpu"  # or cuda, cuda:1, mps
     checkpoint_every: int = Field(100, ge=0)  # rounds; 0: only by time
     checkpoint_minutes: float = Field(10.0, ge=0)  # 0: only by rounds
     window_store: Literal["memory", "files"] = "memory"  # past models
-    client_memory_gb: float | None = None  # of clients' memory in memory; the rest is in files
+    client_memory_gb: float | None = None  # of clients' state kept in memory; the rest is in files
     store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models
     snapshots: int = Field(0, ge=0)  # rounds between sums kept for `wima window`; 0: none
-    trackers: list[str] = Field([])  # where the run is recorded besides its folder
+    trackers: list[str] = Field([])  # where the run is recorded, in addition to its folder
 
     @model_validator(mode="before")
     @classmethod
     def _not_set(cls, given: Any) -> Any:
-        """ "none" unsets a setting that need not be set: TOML has no null."""
+        """ "none" unsets an optional setting: TOML has no null."""
         if not isinstance(given, dict):
             return given
         unset = {name for name, field in cls.model_fields.items() if field.default is None}
@@ -164,17 +164,17 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
         listed = given if isinstance(given, list) else [given] if given else []
         for text in listed:
             name = text.partition(":")[0] if isinstance(text, str) else ""
-            check("=" not in name, f"hyper-parameters follow a name after a colon, got {text!r}.")
+            check("=" not in name, f"expected hyper-parameters after a colon, got {text!r}.")
         return listed
 
     @property
     def run_id(self) -> str:
-        """A hash of all that matters for the results."""
+        """A hash of all settings that affect the results."""
         matters = json.dumps(self.in_results(), sort_keys=True)
         return hashlib.sha256(matters.encode()).hexdigest()[:10]
 
     def in_results(self) -> dict[str, Any]:
-        """The settings that matter for the results, as JSON has them."""
+        """The settings that affect the results, as JSON."""
         found = self.model_dump(mode="json", exclude=NOT_IN_RESULTS)
         defaults = {name: type(self).model_fields[name].default for name in LATER}
         return {n: v for n, v in found.items() if n not in LATER or v != defaults[n]}
@@ -192,7 +192,7 @@ NAMES = (*Settings.model_fields, "window")
 
 
 def as_choice(given: Any) -> Choice:
-    """A choice from a text or a table."""
+    """A choice from a string or a table."""
     try:
         return Choice.model_validate(given)
     except ValidationError as error:
@@ -201,7 +201,7 @@ def as_choice(given: Any) -> Choice:
 
 
 def load_settings(source: str, overrides: Sequence[str]) -> Settings:
-    """Settings of a preset or a .toml file, changed by `key=value` texts; names all mistakes."""
+    """Settings from a preset or a .toml file, with `key=value` overrides; reports all mistakes."""
     table, changes = read_table(source), dict[str, Any]()
     mistakes = Mistakes()
     for text in overrides:
@@ -209,13 +209,13 @@ def load_settings(source: str, overrides: Sequence[str]) -> Settings:
             key, value = parse_override(text)
             changes[key] = value
     for one, other in (*INSTEAD, *(pair[::-1] for pair in INSTEAD)):
-        if one in changes and other not in changes:  # what is asked for replaces the file's
+        if one in changes and other not in changes:  # overrides replace the file's
             table.pop(other, None)
     for key, value in sorted(changes.items(), key=lambda change: "." in change[0]):
         # Complete choices first, so that `algorithm.mu=1 algorithm=fedprox` keeps mu.
         with mistakes.noted():
             change(table, key, value)
-    own = table if source.endswith(".toml") else ()  # presets are right
+    own = table if source.endswith(".toml") else ()  # presets are correct
     settings = _validated(table, mistakes)
     _check_values(settings, {key.partition(".")[0] for key in (*changes, *own)}, mistakes)
     mistakes.check()
@@ -223,11 +223,11 @@ def load_settings(source: str, overrides: Sequence[str]) -> Settings:
 
 
 def change_settings(settings: Settings, overrides: Sequence[str], allowed: Set[str]) -> Settings:
-    """The settings with some `key=value` changed, of those that may be."""
+    """The settings with `key=value` overrides, if these keys may be changed."""
     changes = dict(parse_override(text) for text in overrides)
     for key in changes:
         names = ", ".join(sorted(allowed))
-        check(key in allowed, f"{key} cannot be changed in a run that was begun; {names} can.")
+        check(key in allowed, f"{key} cannot be changed in an existing run; {names} can.")
     return make_settings({**settings.model_dump(mode="json", exclude_none=True), **changes})
 
 
@@ -240,9 +240,9 @@ def make_settings(table: dict[str, Any]) -> Settings:
 
 
 def _validated(table: dict[str, Any], mistakes: Mistakes) -> Settings:
-    """Settings from what is right in a table; what is wrong is noted."""
+    """Settings from the valid part of a table; mistakes are collected."""
     if "window" in table and "averagers" in table:
-        mistakes.add("Give window or averagers, not both: window is short for WIMA averagers.")
+        mistakes.add("Set window or averagers, not both: window is short for WIMA averagers.")
         table = {key: value for key, value in table.items() if key != "window"}
     try:
         settings = Settings.model_validate(table)
@@ -255,12 +255,12 @@ def _validated(table: dict[str, Any], mistakes: Mistakes) -> Settings:
         wrong |= {"window"} if "averagers" in wrong else set()
         return _validated({k: v for k, v in table.items() if wrong and k not in wrong}, mistakes)
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        mistakes.add(f"Settings must be values that TOML can hold: {error}.")
+        mistakes.add(f"Settings must be values that TOML can represent: {error}.")
         return _validated({}, mistakes)
 
 
 def _check_values(settings: Settings, keys: Set[str], mistakes: Mistakes) -> None:
-    """Note what is wrong with these settings beyond their types."""
+    """Collect mistakes in these settings other than wrong types."""
     keys = keys | {"averagers"} if "window" in keys else keys
     for part in PARTS:
         for name in sorted(keys & {field.name for field in fields(part)}):
@@ -269,7 +269,7 @@ def _check_values(settings: Settings, keys: Set[str], mistakes: Mistakes) -> Non
     if settings.engine not in ENGINES:
         mistakes.add(str(unknown("engine", settings.engine, ENGINES)))
     for name in sorted(keys & {*CHOICES, "averagers"}):
-        from wima.runs.registries import check_choice  # here: it brings torch
+        from wima.runs.registries import check_choice  # imported here: it imports torch
 
         given = getattr(settings, name)
         for choice in given if isinstance(given, list) else [given] if given else []:
@@ -292,5 +292,5 @@ def _as_table(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str | Choice) and key in CHOICES:
         return as_choice(value).model_dump()
     if not isinstance(value, dict):
-        raise UsageError(f"{key} has no settings of its own, so {key}.something cannot be set.")
+        raise UsageError(f"{key} has no hyper-parameters, so {key}.something cannot be set.")
     return dict(value)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to end, and terminals that go away."""
+"""Signals that stop a run, and terminals that are closed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from types import FrameType
 from wima.core.signals import ENDING, HANGUP, handled_by
 
 
-class Interrupted(Exception):  # noqa: N818  (it is no error)
-    """The user stopped the run; the message says how far it came."""
+class Interrupted(Exception):  # noqa: N818  (not an error)
+    """The user stopped the run; the message says after which round."""
 
-    state, reason = "interrupted", ""  # as the folder has them
+    state, reason = "interrupted", ""  # as recorded in the folder
 
     def __init__(self, message: str, code: int = 130) -> None:
         super().__init__(message)
-        self.code = code  # of the process
+        self.code = code  # exit code of the process
 
 
 class Pruned(Interrupted):
-    """A `Following` stopped the run, since others are better; it can be resumed."""
+    """A `Following` stopped the run because others are better; it can be resumed."""
 
     state = "pruned"
 
@@ -33,14 +33,14 @@ class Pruned(Interrupted):
 
 
 class StopRequest:
-    """The first Ctrl-C, SIGTERM or SIGHUP lets the round finish; the second ends it at once.
+    """The first Ctrl-C, SIGTERM or SIGHUP lets the round finish; the second ends it immediately.
 
-    After that, nothing disturbs what is being closed.  Signals that are ignored, as `nohup`
-    wants it, stay ignored.
+    Further signals do not interrupt the clean-up.  Signals that were already ignored, as with
+    `nohup`, stay ignored.
     """
 
     def __init__(self) -> None:
-        self.signal: int | None = None  # that asks to end
+        self.signal: int | None = None  # the first one received
         self._at_once = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -54,17 +54,17 @@ class StopRequest:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """Handle signals until the block is left."""
+        """Handle signals within the block."""
         watched = [s for s in ENDING if signal.getsignal(s) is not signal.SIG_IGN]
         with handled_by(self._handle, watched):
             yield
 
 
 def forget_viewers() -> None:
-    """What is printed to a terminal or pipe that was closed goes nowhere, instead of failing."""
+    """Discard output to a closed terminal or pipe, instead of failing."""
     closed = select.poll()
     for number in (1, 2):
-        closed.register(number, 0)  # tells errors only
+        closed.register(number, 0)  # reports only errors
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number, _ in closed.poll(0):
         os.dup2(nowhere, number)

@@ -1,7 +1,7 @@
 """Snapshots: sums of a run's models, from which the mean of any window is computed afterwards.
 
-A snapshot is the sum of the models since the one before it, not of all models of the run: sums of
-different rounds would have to be subtracted, and lose bits if models were larger earlier on.
+A snapshot is the sum of the models since the previous one, not since the start of the run:
+subtracting such cumulative sums would lose precision if earlier models were larger.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from wima.runs.folder import SNAPSHOTS, by_name
 from wima.storage.files import remove_drafts, written
 
 NAME = re.compile(r"\d{9,18}\.safetensors")  # other files in the folder are not ours
-ABOUT = "about"  # the key of the metadata
+ABOUT = "about"  # the key in the metadata
 
 
 class Sum(NamedTuple):
     """The sum of the models after round `begin`."""
 
-    total: Vector  # float64, in memory wherever the model is
+    total: Vector  # float64, on the CPU wherever the model is
     begin: int
 
 
 class Snapshots:
-    """Adds up the models of a run, and writes their sum every so many rounds; 0: never."""
+    """Sums the models of a run, and writes the sum every `every` rounds; 0: never."""
 
     def __init__(self, run: Path, every: int, w: Vector, layout: Layout | None) -> None:
         self.folder, self._every, self._layout = run / SNAPSHOTS, every, layout
@@ -42,15 +42,15 @@ class Snapshots:
         self.start(0, None)
 
     def start(self, t: int, saved: Sum | None) -> None:
-        """Go on after round t, with the sum that a checkpoint holds, if it does."""
+        """Continue after round t, with the sum from a checkpoint if there is one."""
         fresh = Sum(torch.zeros(self._size, dtype=torch.float64), t) if self._every else None
         self.sum = saved if saved and self._every else fresh
 
     def update(self, t: int, w: Vector) -> None:
-        """Take in the model after round t."""
+        """Add the model after round t."""
         if self.sum is None:
             return
-        with one_thread():  # several wait for each other where cores are busy
+        with one_thread():  # several threads wait for each other if cores are busy
             self.sum.total.add_(w.cpu())
         if t % self._every == 0:
             self._write(t, self.sum)
@@ -64,7 +64,7 @@ class Snapshots:
             save_file(tensors, draft, {ABOUT: told})
 
     def discard_after(self, t: int) -> None:
-        """Remove snapshots of rounds that will be run again, and drafts."""
+        """Remove drafts, and snapshots of rounds that will be repeated."""
         remove_drafts(self.folder)
         for path in files_in(self.folder):
             if int(path.stem) > t:
@@ -78,7 +78,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Of what a snapshot says and holds."""
+    """The checksum of a snapshot's metadata and tensors."""
     total = hashlib.sha256(json.dumps(about).encode())
     for name in sorted(tensors):
         total.update(f"{name} {tuple(tensors[name].shape)}".encode())

@@ -1,6 +1,6 @@
-"""What the source code says of registries: names, docstrings and defaults, without importing it.
+"""Reads registries from the source code: names, docstrings and defaults, without importing it.
 
-Importing the things that a registry names means importing torch, which takes two seconds.
+Importing the entries of a registry would import torch, which takes two seconds.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Thing(NamedTuple):
-    """What a registry names: a dataclass, another class or a function."""
+    """An entry of a registry: a dataclass, another class or a function."""
 
     docstring: str
     defaults: dict[str, Any]  # of fields, or of keyword arguments
 
 
 class Found(NamedTuple):
-    """The statement that defines a name, and the module that it stands in."""
+    """The statement that defines a name, and its module."""
 
     module: str
     node: ast.stmt
 
 
 def registry(module: str) -> dict[str, Thing]:
-    """The things that `BY_NAME` in a module of the package names."""
+    """The entries of `BY_NAME` in a module of the package."""
     found = _find(module, "BY_NAME")
     assert isinstance(found.node, ast.AnnAssign) and isinstance(found.node.value, ast.Dict)
     pairs = zip(found.node.value.keys, found.node.value.values, strict=True)
@@ -45,7 +45,7 @@ def _thing(found: Found) -> Thing:
 
 
 def _fields(found: Found) -> Iterator[tuple[str, ast.expr]]:
-    """The fields of a dataclass that have defaults, those of its base classes first."""
+    """The fields of a dataclass with defaults, those of its base classes first."""
     node = found.node
     assert isinstance(node, ast.ClassDef)
     if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
@@ -64,7 +64,7 @@ def _keywords(node: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _value(module: str, node: ast.expr) -> Any:
-    """A literal, or a constant by its name."""
+    """The value of a literal, or of a constant."""
     if not isinstance(node, ast.Name):
         return ast.literal_eval(node)
     found = _find(module, node.id)
@@ -73,7 +73,7 @@ def _value(module: str, node: ast.expr) -> Any:
 
 
 def _find(module: str, name: str) -> Found:
-    """Where a name of a module is defined, in it or in one that it imports the name from."""
+    """Where a name in a module is defined: there, or in the module that it is imported from."""
     for node in _statements(module):
         if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
             return _find(str(node.module).removeprefix("wima."), name)

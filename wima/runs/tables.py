@@ -1,4 +1,4 @@
-"""Tables of settings before they are checked: presets, TOML files and `key=value` texts."""
+"""Unchecked tables of settings: presets, TOML files and `key=value` strings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PRESETS = Path(__file__).parent / "presets"
 
 
 def read_table(source: str) -> dict[str, Any]:
-    """The table in a .toml file, or in the preset of that name."""
+    """The table in a .toml file or a preset."""
     check(
         "=" not in source or source.endswith(".toml"),
         f"Expected a preset or a .toml file before the settings, got {source!r}; for example: "
@@ -43,7 +43,7 @@ def presets() -> list[str]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value`: the value as TOML would read it, a list where there are commas, else a text."""
+    """`key=value`, with the value as TOML reads it; with commas a list, otherwise a string."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"Expected key=value without spaces, got {text!r}.")
@@ -56,7 +56,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, or too many digits or levels
+    except (ValueError, RecursionError):  # not TOML, or too many digits or levels
         pass
     try:
         return float(text)  # .1 and 1. are numbers too

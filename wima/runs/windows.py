@@ -2,7 +2,7 @@
 
     mean of rounds a + 1 ... b  =  (sum of the snapshots between them) / (b - a)
 
-Sums and the quotient are in float64, and rounded once to the dtype of the models.
+Sums and the quotient are in float64, and are rounded once to the dtype of the models.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, SafetensorError, RuntimeE
 
 
 class Snapshot(NamedTuple):
-    """A file, and the rounds whose models it sums up."""
+    """A file, and the rounds whose models it sums."""
 
     path: Path
     first: int
     last: int
     dtype: torch.dtype  # of the models
-    about: dict[str, Any]  # what it says of itself
+    about: dict[str, Any]  # its metadata
 
 
 def snapshots_of(run: Run) -> list[Snapshot]:
-    """The snapshots of a run, oldest first; at least one."""
+    """The snapshots of a run, oldest first; raises `UsageError` if there are none."""
     files = files_in(run.path / SNAPSHOTS)
     every, again = run.settings.snapshots, f"wima run {run.path / 'settings.toml'}"
     check(
@@ -62,7 +62,7 @@ def _read(path: Path) -> Snapshot:
             about = dict(json.loads(file.metadata()[ABOUT]))
         first, last = about["first"], about["last"]
         if not (is_count(first) and first <= last == int(path.stem)):
-            raise ValueError(f"it holds rounds {first!r:.20} ... {last!r:.20}")
+            raise ValueError(f"invalid rounds {first!r:.20} ... {last!r:.20}")
         return Snapshot(path, first, last, DTYPES[about["dtype"]], about)
     except UNREADABLE as error:
         raise _damaged(path, error) from None
@@ -76,7 +76,7 @@ def _damaged(path: Path, error: Exception) -> UsageError:
 
 
 def trailing(snapshots: Sequence[Snapshot], at: int) -> list[Snapshot]:
-    """The snapshots up to round `at` without a gap, newest first."""
+    """The consecutive snapshots up to round `at`, newest first."""
     chain: list[Snapshot] = []
     for snapshot in reversed([s for s in snapshots if s.last <= at]):
         if snapshot.last != (chain[-1].first - 1 if chain else at):
@@ -86,24 +86,24 @@ def trailing(snapshots: Sequence[Snapshot], at: int) -> list[Snapshot]:
 
 
 def choose(snapshots: Sequence[Snapshot], window: int, at: int | None) -> list[Snapshot]:
-    """The snapshots that make up a window; at: its last round, by default that of the newest."""
+    """The snapshots of a window.  at: its last round; default: that of the newest snapshot."""
     check_count("--window", window)
     ends = [snapshot.last for snapshot in snapshots]
     newest = ends[-1]
     at = newest if at is None else at
     check_count("--at", at)
-    check(at <= newest, f"--at {at} is beyond the last snapshot, which is that of round {newest}.")
+    check(at <= newest, f"--at {at} is after the last snapshot, at round {newest}.")
     check(at in ends, f"--at must be a round with a snapshot, got {at}; {_nearest(at, ends)}.")
     chain = trailing(snapshots, at)
     sizes = [at - snapshot.first + 1 for snapshot in chain]
     check(
         window <= sizes[-1],
-        f"The longest window that ends with round {at} is --window {sizes[-1]}, got {window}.",
+        f"The longest window that ends at round {at} is --window {sizes[-1]}, got {window}.",
     )
     check(
         window in sizes,
         f"A window must begin and end at a snapshot; --window {window} would begin after round "
-        f"{at - window}. Of those that end with round {at}, {_nearest(window, sizes)}.",
+        f"{at - window}. Of the windows that end at round {at}, {_nearest(window, sizes)}.",
     )
     return chain[sizes.index(window) :: -1]
 
@@ -115,13 +115,13 @@ def _nearest(value: int, possible: Sequence[int]) -> str:
 
 
 def mean(snapshots: Sequence[Snapshot]) -> dict[str, Tensor]:
-    """The mean of the models of these snapshots, oldest first; its tensors by name."""
+    """The mean of the models in these snapshots, oldest first, as tensors by name."""
     totals: dict[str, Tensor] = {}
     for snapshot in snapshots:
         tensors = _tensors(snapshot)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         same = not totals or shapes == {name: total.shape for name, total in totals.items()}
-        check(same, f"{snapshot.path} holds another model than {snapshots[0].path}.")
+        check(same, f"{snapshot.path} has a different model from {snapshots[0].path}.")
         totals = {name: t + totals[name] if totals else t for name, t in tensors.items()}
     rounds = snapshots[-1].last - snapshots[0].first + 1
     return {name: (total / rounds).to(snapshots[-1].dtype) for name, total in totals.items()}
@@ -132,7 +132,7 @@ def _tensors(snapshot: Snapshot) -> dict[str, Tensor]:
     try:
         expected, tensors = about.pop("sha256"), load_file(snapshot.path)
         if checksum(about, tensors) != expected:
-            raise ValueError("it has another checksum")
+            raise ValueError("its checksum is wrong")
         return tensors
     except UNREADABLE as error:
         raise _damaged(snapshot.path, error) from None
@@ -141,8 +141,8 @@ def _tensors(snapshot: Snapshot) -> dict[str, Tensor]:
 def write_window(
     run: Run, window: int, out: Path, at: int | None = None, force: bool = False
 ) -> tuple[int, int]:
-    """Write the mean of the last `window` models up to round `at`; its first and last round."""
-    check(out.suffix == ".safetensors", f"--out must end with .safetensors, got {out}.")
+    """Write the mean of the last `window` models up to round `at`; returns its first and last."""
+    check(out.suffix == ".safetensors", f"--out must end in .safetensors, got {out}.")
     chosen = choose(snapshots_of(run), window, at)
     first, last = chosen[0].first, chosen[-1].last
     with new_file(out, force) as draft:
@@ -151,14 +151,14 @@ def write_window(
 
 
 class Trial:
-    """Evaluates windows of a run on its own test examples."""
+    """Evaluates windows of a run on its own test data."""
 
     def __init__(self, run: Run, metric: str | None) -> None:
         found = snapshots_of(run)
         self.snapshots = trailing(found, found[-1].last)[::-1]
         self._task = build_task(run.settings)
         then, now = run.environment.get("data_checksum"), data_checksum(self._task)
-        check(then in (None, now), f"The data are not those that the run in {run.path} had.")
+        check(then in (None, now), f"The data differ from those of the run in {run.path}.")
         measured = list(self._evaluate([self.snapshots[-1]]))
         self.metric = metric or measured[0]
         if self.metric not in measured:
@@ -168,18 +168,18 @@ class Trial:
 
     @property
     def sizes(self) -> list[int]:
-        """The windows that end with the newest snapshot, the shortest first."""
+        """The windows that end at the newest snapshot, shortest first."""
         return [self.snapshots[-1].last - s.first + 1 for s in reversed(self.snapshots)]
 
     def ends(self, counts: Sequence[int]) -> list[int]:
-        """The last rounds of so many snapshots, where the plain model was evaluated."""
+        """The last rounds after `counts` snapshots, if the plain model was evaluated there."""
         rounds = [self.snapshots[count - 1].last for count in counts]
         found = [t for t in rounds if t in self._plain]
         check(bool(found), f"The plain model was not evaluated in rounds {rounds}: see eval_every.")
         return found
 
     def value(self, window: int, at: int) -> float:
-        """The metric of a window; 1: of the plain model.  With fewer rounds, that of all."""
+        """The metric of a window, or of all rounds if there are fewer; 1 is the plain model."""
         if window == 1:
             return self._plain[at]
         chosen = choose(self.snapshots, min(window, at - self.snapshots[0].first + 1), at)
@@ -195,5 +195,5 @@ class Trial:
 def vector_of(tensors: dict[str, Tensor], layout: Layout | None) -> Vector:
     """Tensors by name as one vector; "w" is the vector itself."""
     names = layout.slices if layout else tensors
-    check(names.keys() == tensors.keys(), "The tensors are of another model than the settings.")
+    check(names.keys() == tensors.keys(), "The tensors do not match the model in the settings.")
     return torch.cat([tensors[name].reshape(-1) for name in names])

@@ -1,4 +1,4 @@
-"""Trackers: services that record runs, besides their folders."""
+"""Trackers: services that record runs in addition to their folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tracker is, and how a run looks to all of them."""
+"""The interface of trackers, and what they receive from a run."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from wima.simulation.simulation import Record
 
 
 class Tracker(Protocol):
-    """Records one run somewhere.
+    """Records one run in a service.
 
-    After `start` come all rounds of the run from the first on, also when a run is resumed: those
-    that are in its folder already, then the new ones.  A tracker leaves out what it has.
+    After `start`, it receives all rounds of the run from the first, also when a run is resumed:
+    those already in its folder, then the new ones.  A tracker skips the rounds that it has.
     """
 
     def start(self, run: Run) -> None:
-        """Begin, or resume what was begun before."""
+        """Start recording, or resume an earlier recording of the run."""
 
     def record(self, record: Record) -> None:
-        """A round, as it happened."""
+        """Record a round."""
 
     def finish(self, state: str) -> None:
-        """The run ended: done, interrupted, pruned, diverged or failed.  Nothing follows."""
+        """The run ended: done, interrupted, pruned, diverged or failed.  The last call."""
 
 
 def needed(tracker: str, module: str, packages: str) -> Any:
-    """The module, imported; if it cannot be, the error says what to install."""
+    """Import a module; if that fails, the error says what to install."""
     try:
         return import_module(module)
     except ImportError as error:
         raise UsageError(
             f"The tracker {tracker} needs a package that cannot be imported ({error}). "
-            f"Install it with `pip install {packages}`, or leave {tracker} out of `trackers`."
+            f"Install it with `pip install {packages}`, or remove {tracker} from `trackers`."
         ) from None
 
 
@@ -50,13 +50,13 @@ def name_of(run: Run) -> str:
 
 
 def identity(run: Run) -> str:
-    """A key of the run: the same whenever it is tracked, and of no other run."""
+    """A unique key of the run, the same whenever it is tracked."""
     about = [name_of(run), run.settings.run_id, run.environment]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def hyperparameters(settings: Settings) -> dict[str, str | float]:
-    """All settings that are set, as numbers and texts; choices as on the command line."""
+    """All settings that are set, as numbers and strings; choices as on the command line."""
     return {name: _flat(value) for name, value in settings if value is not None}
 
 
@@ -69,8 +69,8 @@ def _flat(value: Any) -> str | float:
 def scalars(record: Record) -> dict[str, float]:
     """A round's numbers: `accuracy/plain`, `accuracy/wima50`, `loss/plain`, ..., `seconds`, `lr`.
 
-    Where clients were evaluated, also `clients-mean/plain`, `clients-worst/plain`, ...  Every round
-    has `lr`, and it comes last: where it is recorded, the round is complete.
+    If clients were evaluated, also `clients-mean/plain`, `clients-worst/plain`, ...  Every round
+    has `lr`, which comes last: once it is recorded, the round is complete.
     """
     metrics = {
         f"{metric}/{model}": value
@@ -87,7 +87,7 @@ def scalars(record: Record) -> dict[str, float]:
 
 
 def recorded(run: Run) -> Iterator[Record]:
-    """The rounds in a run's folder, as they were when they happened."""
+    """The rounds in a run's folder."""
     seconds = seconds_of(run.path)
     for line in run.records:
         yield from_line({"cohort": [], "lr": None, **line}, seconds.get(line["t"], nan))

@@ -1,4 +1,4 @@
-"""Calls trackers: during a run, which their errors never stop, and on run folders afterwards."""
+"""Calls trackers, during a run (their errors never stop it) and for run folders afterwards."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from wima.storage.lock import is_running
 
 
 class Trackers:
-    """The trackers of one run.  One that fails is reported once and left out; the run continues."""
+    """The trackers of a run.  If one fails, it is reported once and disabled; the run continues."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._made = make_trackers(names)
-        self._live: dict[str, Tracker] = {}  # those that were started and did not fail
+        self._live: dict[str, Tracker] = {}  # started and not failed
 
     def start(self, path: Path) -> None:
-        """Send the run in a folder, and the rounds that it has already."""
+        """Send the run in a folder with the rounds that it already has."""
         if self._made:
             run = read_run(path)
             self._live = _notify(self._made, lambda tracker: _begin(tracker, run))
@@ -33,7 +33,7 @@ class Trackers:
         self._live = _notify(self._live, lambda tracker: tracker.record(record))
 
     def finish(self, state: str) -> None:
-        """Send how the run ended; an interrupt ends the wait for that."""
+        """Send how the run ended; Ctrl-C stops waiting for that."""
         try:
             self._live = _notify(self._live, lambda tracker: tracker.finish(state))
         except KeyboardInterrupt:
@@ -41,19 +41,19 @@ class Trackers:
 
 
 def _notify(trackers: dict[str, Tracker], send: Callable[[Tracker], None]) -> dict[str, Tracker]:
-    """Call `send` with each tracker; returns those that did not fail."""
+    """Call `send` for each tracker; returns those that did not fail."""
     left = {}
     for name, tracker in trackers.items():
         try:
             send(tracker)
             left[name] = tracker
         except Exception as error:
-            _warn(f"the tracker {name} failed and is left out of this run. {_reason(error)}")
+            _warn(f"the tracker {name} failed and is disabled for this run. {_reason(error)}")
     return left
 
 
 def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
-    """Trackers by name; unknown names and missing packages are refused."""
+    """Trackers by name; raises `UsageError` for unknown names and missing packages."""
     for name in names:
         if name not in BY_NAME:
             raise unknown("tracker", name, BY_NAME)
@@ -61,7 +61,7 @@ def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
 
 
 def export(paths: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
-    """Send run folders to trackers, a line for each; errors are raised when all are done."""
+    """Send run folders to trackers; yields a line per run, then raises any errors."""
     make_trackers(names)  # refuses wrong names before anything is written
     wrong: list[Exception] = []
     for path in paths:
@@ -78,7 +78,7 @@ def export(paths: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
 
 def _export(path: Path, names: Sequence[str]) -> str:
     run = read_run(path)
-    check(not is_running(path), f"{path} is still running; wait for its end, or interrupt it.")
+    check(not is_running(path), f"{path} is still running; wait until it ends, or interrupt it.")
     state = run.status["state"]
     for name, tracker in make_trackers(names).items():
         try:

@@ -10,15 +10,15 @@ from wima.runs.folder import Run
 from wima.runs.trackers.base import hyperparameters, identity, name_of, needed, scalars
 from wima.simulation.simulation import Record
 
-EXPERIMENT = "wima"  # unless MLFLOW_EXPERIMENT_NAME names another
+EXPERIMENT = "wima"  # unless MLFLOW_EXPERIMENT_NAME is set
 PACKAGES = "mlflow-skinny sqlalchemy alembic"  # skinny lacks what its SQLite store needs
-TAG = "wima.identity"  # by which a run is found again
-WAIT, MANY = 5.0, 500  # seconds, numbers: what is kept back at most, since writing is slow
+TAG = "wima.identity"  # identifies a run when it is resumed
+WAIT, MANY = 5.0, 500  # seconds and numbers to buffer at most, since writing is slow
 STATUS = {"done": "FINISHED", "interrupted": "KILLED", "pruned": "KILLED"}  # else FAILED
 
 
 class MLflow:
-    """MLflow, set up by its own variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ..."""
+    """MLflow, configured by its variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ..."""
 
     def __init__(self) -> None:
         self._mlflow = needed("mlflow", "mlflow", PACKAGES)

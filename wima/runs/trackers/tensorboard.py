@@ -11,7 +11,7 @@ from wima.runs.trackers.base import hyperparameters, needed, scalars
 from wima.simulation.simulation import Record
 
 FOLDER = "tensorboard"  # in the run folder
-FLUSH = 10  # seconds after which rounds are on the disk
+FLUSH = 10  # seconds until rounds are on disk
 
 
 class TensorBoard:
@@ -22,17 +22,17 @@ class TensorBoard:
         self._summaries = _module("torch.utils.tensorboard.summary")
         self._writer: Any = None
         self._end: Any = None  # the summary that marks the run as finished
-        self._done = 0  # rounds that earlier files have
+        self._done = 0  # rounds in earlier files
 
     def start(self, run: Run) -> None:
         folder = run.path / FOLDER
         fresh = not folder.exists()
         self._done = 0 if fresh else min(_rounds_in(folder), run.t)
-        # Readers forget what earlier files have of the rounds from `purge_step` on.
+        # Readers drop rounds >= `purge_step` from earlier files.
         purge = None if fresh else self._done + 1
         _wait_for_a_later_name(folder)
         self._writer = self._writers.SummaryWriter(str(folder), purge_step=purge, flush_secs=FLUSH)
-        # The first would name the metrics; without it, TensorBoard takes all scalars.
+        # The first summary would list the metrics; without it, TensorBoard uses all scalars.
         _, begin, self._end = self._summaries.hparams(hyperparameters(run.settings), {})
         self._writer.file_writer.add_summary(begin)
         if fresh:
@@ -51,7 +51,7 @@ class TensorBoard:
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
-    """Readers go by the second in files' names: a new file must not have that of an older one."""
+    """Readers sort files by the second in their names, so a new file needs a later one."""
     seconds = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
     newest = max((int(second) for second in seconds if second.isdigit()), default=0)
     while newest - 5 < time.time() < newest + 1:
@@ -59,7 +59,7 @@ def _wait_for_a_later_name(folder: Path) -> None:
 
 
 def _rounds_in(folder: Path) -> int:
-    """How many complete rounds the event files in a folder have."""
+    """The number of complete rounds in the event files of a folder."""
     reader = _module("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(folder), {reader.SCALARS: 0})  # 0: keep all
     events.Reload()

@@ -11,11 +11,11 @@ from wima.runs.folder import Run
 from wima.runs.trackers.base import hyperparameters, identity, name_of, needed, scalars
 from wima.simulation.simulation import Record
 
-PROJECT = "wima"  # unless WANDB_PROJECT names another
+PROJECT = "wima"  # unless WANDB_PROJECT is set
 
 
 class WandB:
-    """Weights & Biases, set up by its own variables: WANDB_MODE, WANDB_PROJECT, WANDB_DIR, ..."""
+    """Weights & Biases, configured by its variables: WANDB_MODE, WANDB_PROJECT, WANDB_DIR, ..."""
 
     def __init__(self) -> None:
         self._wandb = needed("wandb", "wandb", "wandb")
@@ -24,7 +24,7 @@ class WandB:
     def start(self, run: Run) -> None:
         folder, key = Path(os.environ.get("WANDB_DIR", run.path)), identity(run)
         if any((folder / "wandb").glob(f"*run-*-{key}")):
-            time.sleep(1)  # folders are named by the second: a new one must not be the one before
+            time.sleep(1)  # folders are named by the second: a new one must not reuse a name
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             dir=str(folder),
@@ -36,7 +36,7 @@ class WandB:
         )
 
     def record(self, record: Record) -> None:
-        # A run that is resumed on a server starts after the rounds that the server has.
+        # On a server, a resumed run starts after the rounds that the server has.
         if record.t >= self._run.starting_step:
             self._run.log(scalars(record), step=record.t)
 
