@@ -105,7 +105,7 @@ NO_INDEX = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionE
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """Tensor -> file beside the index."""
+    """Tensor -> file in the folder of the index."""
     with reading(path, NO_INDEX, "not an index of a sharded model"):
         where = json.loads(read_text(path))["weight_map"]
         files = set(where.values())
