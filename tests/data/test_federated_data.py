@@ -169,7 +169,7 @@ def test_torch_takes_mapped_data_without_a_warning_and_cannot_change_the_files(t
 
 
 def test_saving_never_overwrites(tmp_path):
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         three_clients().save(tmp_path)
 
 

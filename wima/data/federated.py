@@ -132,7 +132,7 @@ class FederatedData:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the data to a new folder, which is either complete or absent."""
         target = Path(folder)
-        check(not target.exists(), f"{target} exists already; choose a new folder, or remove it.")
+        check(not target.exists(), f"{target} already exists; choose a new folder, or remove it.")
         names = None if self.names is None else np.asarray(self.names).tolist()
         with written(target, folder=True) as draft:
             for field in ("x", "y", "offsets"):
