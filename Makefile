@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV := $(VENV)/.dev
 DIST := $(VENV)/dist
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) # some tests mostly wait
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -19,17 +20,17 @@ BROWSER := addEventListener,document,getComputedStyle,getSelection,IntersectionO
 demo: $(READY)
 	$(BIN)/wima demo
 
-test: $(READY) lint
+test: $(DEV) lint
 	$(PYTEST)
 
-coverage: $(READY)
+coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term
 
-docs: $(READY)
+docs: $(DEV)
 	$(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html"
 
-lint: $(READY) javascript
+lint: $(DEV) javascript
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -48,7 +49,7 @@ javascript:
 	@echo "node is not installed: the JavaScript of reports is not checked."
 endif
 
-notebooks: $(READY)
+notebooks: $(DEV)
 	$(BIN)/python -m tests.helpers.notebooks
 
 dist: $(DIST)/.ready
@@ -63,8 +64,12 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "wima needs Python 3.11 or newer, got $$($(PYTHON) --version); set PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+$(DEV): $(READY)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
-	touch $(READY)
+	touch $@
 
 # A separate environment, because building a release needs none of wima's dependencies.
 $(DIST)/.ready: constraints.txt

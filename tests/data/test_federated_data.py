@@ -15,7 +15,7 @@ from wima.data.batches import LocalSGD, batches, tensors
 from wima.data.federated import FederatedData
 from wima.data.files import load_npz
 from wima.data.load import load
-from wima.data.mapped import read_rows
+from wima.data.mapped import as_tensor, read_rows
 from wima.data.sets.digits import digits
 from wima.engine.shared import Shared
 
@@ -166,6 +166,21 @@ def test_torch_takes_mapped_data_without_a_warning_and_cannot_change_the_files(t
         warnings.simplefilter("error")
         tensors(FederatedData.open(tmp_path / "set"), 0)[0].zero_().add_(7)
     assert np.array_equal(FederatedData.open(tmp_path / "set").x, X)
+
+
+def test_torch_takes_arrays_that_are_not_writable_without_a_warning():
+    x = X.copy()
+    x.flags.writeable = False  # as pandas returns them
+    torch.set_warn_always(True)  # else torch warns once per process
+    try:
+        with pytest.warns(UserWarning, match="not writable"):
+            torch.from_numpy(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            taken = as_tensor(x)
+    finally:
+        torch.set_warn_always(False)
+    assert taken.data_ptr() == x.ctypes.data  # not a copy
 
 
 def test_saving_never_overwrites(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import warnings
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,11 @@ def as_tensor(array: npt.NDArray[Any]) -> Tensor:
     view = array.view(np.ndarray)
     if isinstance(array, np.memmap) and not view.flags.writeable:
         view.flags.writeable = True  # torch would warn; the mapping is copy-on-write
-    return torch.from_numpy(view)
+    if view.flags.writeable:
+        return torch.from_numpy(view)
+    with warnings.catch_warnings():  # of torch, for instance about arrays from pandas
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(view)
 
 
 def release(rows: npt.NDArray[Any]) -> None:
