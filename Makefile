@@ -6,6 +6,8 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 DIST := $(VENV)/dist
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) # some tests mostly wait
+# Without bytecode, each of the processes that tests start would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 PAGE := wima/report/page
