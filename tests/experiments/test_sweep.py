@@ -10,40 +10,46 @@ from wima.experiments.sweep import Sweep
 from wima.runs.folder import read_run
 
 
-def test_a_sweep_runs_all_once_and_then_nothing(tmp_path):
-    jobs = jobs_of("lr=0.1,0.05", seeds=(0, 1))
-    assert states(played(jobs, tmp_path, workers=2)) == ["done"] * 4
-    before = {job.name: (tmp_path / job.name / "records.jsonl").stat().st_mtime_ns for job in jobs}
-    again = played(jobs, tmp_path)
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Four runs by two workers: the jobs, their folder, their states."""
+    jobs, folder = jobs_of("lr=0.1,0.05", seeds=(0, 1)), tmp_path_factory.mktemp("swept")
+    return jobs, folder, states(played(jobs, folder, workers=2))
+
+
+def test_a_sweep_runs_all_once_and_then_nothing(swept):
+    jobs, folder, ends = swept
+    assert ends == ["done"] * 4
+    before = {job.name: (folder / job.name / "records.jsonl").stat().st_mtime_ns for job in jobs}
+    again = played(jobs, folder)
     assert states(again) == ["done"] * 4 and not again._threads
     for job in jobs:
-        assert (tmp_path / job.name / "records.jsonl").stat().st_mtime_ns == before[job.name]
-        assert read_run(tmp_path / job.name).settings == job.settings
+        assert (folder / job.name / "records.jsonl").stat().st_mtime_ns == before[job.name]
+        assert read_run(folder / job.name).settings == job.settings
 
 
-def test_the_runs_of_a_sweep_are_those_of_wima_run(tmp_path, cli):
-    (job,) = jobs_of()
-    played([job], tmp_path)
-    assert cli("run", "digits", *SMALL, "--out", "alone")[0] == 0
-    one, other = (tmp_path / name / "records.jsonl" for name in (job.name, "alone"))
-    assert one.read_bytes() == other.read_bytes()
+def test_the_runs_of_a_sweep_are_those_of_wima_run(tmp_path, swept, cli):
+    (job, *_), folder, _ = swept
+    assert cli("run", "digits", *SMALL, "lr=0.1", "--out", "alone")[0] == 0
+    one, other = folder / job.name, tmp_path / "alone"
+    assert (one / "records.jsonl").read_bytes() == (other / "records.jsonl").read_bytes()
 
 
-def test_failures_and_divergences_do_not_stop_the_rest(tmp_path):
-    jobs = jobs_of("lr=0.1,1e30", "clients_per_round=5,1000")
-    sweep = played(jobs, tmp_path)
-    assert states(sweep) == ["done", "failed", "diverged", "failed"]
-    assert "clients_per_round" in sweep.states[1].message
-    assert states(played(jobs, tmp_path)) == ["done", "failed", "diverged", "failed"]
-
-
-def test_a_broken_folder_is_named_and_left_alone(tmp_path):
-    jobs = jobs_of("lr=0.1,0.05")
+def test_failed_diverged_and_broken_runs_do_not_stop_the_rest_and_are_named(tmp_path, cli):
+    axes = ["lr=0.05,0.1,1e30", "clients_per_round=5,1000"]
+    jobs = jobs_of(*axes)
     folder = tmp_path / jobs[0].name
     folder.mkdir()
     (folder / "status.json").write_text("{")
     sweep = played(jobs, tmp_path)
-    assert states(sweep) == ["broken", "done"]
+    ends = ["broken", "failed", "done", "failed", "diverged", "failed"]
+    assert states(sweep) == ends
+    assert "clients_per_round" in sweep.states[1].message
+    grid = [part for axis in axes for part in ("--grid", axis)]
+    code, _, errors = cli("sweep", "digits", *SMALL, *grid, "--jobs", "1", "--out", ".")
+    assert code == 1 and "Runs: 3 failed, 1 broken, 1 done, 1 diverged." in errors
+    assert all(f"failed: {job.name}: clients_per_round must" in errors for job in jobs[1::2])
+    assert f"broken: {jobs[0].name}: " in errors
     assert (folder / "status.json").read_text() == "{"
 
 
@@ -69,12 +75,6 @@ def test_wrong_usage_ends_with_2_and_an_explanation(tmp_path, cli, arguments, me
     code, _, errors = cli(*arguments)
     assert code == 2 and message in errors
     assert not list(tmp_path.iterdir())
-
-
-def test_a_sweep_with_a_failed_run_ends_with_1_and_names_it(cli):
-    grid = ["--grid", "clients_per_round=5,1000", "--jobs", "1", "--out", "r"]
-    code, _, errors = cli("sweep", "digits", *SMALL, *grid)
-    assert code == 1 and "1 done, 1 failed" in errors and "clients_per_round" in errors
 
 
 def test_the_live_table_shows_names_as_they_are(tmp_path):
