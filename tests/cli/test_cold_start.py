@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.helpers.commands import printed, shell
+from tests.helpers.commands import printed
 
 CODE = """
 import contextlib, io, json, os, sys
@@ -29,10 +29,9 @@ def test_a_command_that_computes_nothing_imports_nothing_heavy(tmp_path, command
     assert json.loads(printed(CODE, str(tmp_path), *command.split())) == [True, []]
 
 
-def test_a_list_of_runs_imports_nothing_heavy(tmp_path):
+def test_a_list_of_runs_imports_nothing_heavy(tmp_path, cli):
     quick = ("rounds=1", "clients=10", "clients_per_round=1")
-    done = shell("run", "digits", *quick, "--out", "runs/a", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert cli("run", "digits", *quick, "--out", "runs/a")[0] == 0
     assert json.loads(printed(CODE, str(tmp_path), "runs")) == [True, []]
 
 

@@ -349,15 +349,12 @@ def test_a_script_without_a_main_guard_runs(tmp_path):
     assert done.stdout.split() == ["4"]
 
 
-def test_without_flower_the_error_says_what_to_install():
+def test_importing_wima_needs_no_flower_and_without_it_the_error_says_what_to_install():
     code = (
-        "import sys, wima; sys.modules['flwr'] = None  # as if it were not installed\n"
+        "import sys, wima, wima.averaging, wima.cli.main; print('flwr' in sys.modules)\n"
+        "sys.modules['flwr'] = None  # as if it were not installed\n"
         "try: import wima.flower\n"
         "except wima.UsageError as error: print(error)\n"
     )
-    assert "pip install 'wima[flower]'" in printed(code)
-
-
-def test_importing_wima_does_not_import_flower():
-    code = "import sys, wima, wima.averaging, wima.cli.main; print('flwr' in sys.modules)"
-    assert printed(code).split() == ["False"]
+    imported, message = printed(code).splitlines()
+    assert imported == "False" and "pip install 'wima[flower]'" in message

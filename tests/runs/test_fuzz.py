@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
+from benchmarks.__main__ import main
 from benchmarks.formats import FORMATS
 from benchmarks.fuzz import MUTATIONS, mutate, outcome
-from tests.helpers.commands import environment
-from tests.helpers.paths import ROOT
 from wima.core.errors import UsageError
 from wima.runs.settings import Settings, make_settings, read_table
 
@@ -31,11 +28,12 @@ values = st.recursive(
 )
 
 
-def test_damaged_files_of_every_kind_are_read_or_refused():
-    command = [sys.executable, "-m", "benchmarks", "--fuzz", "150"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    kind, *ends = done.stdout.splitlines()[-1].split()
+def test_damaged_files_of_every_kind_are_read_or_refused(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--fuzz", "150"])
+    out = capsys.readouterr().out
+    assert end.value.code == 0, out
+    kind, *ends = out.splitlines()[-1].split()
     assert kind == "all" and sum(map(int, ends)) == 150
     read, refused, *bad = map(int, ends)
     assert read and refused and not any(bad)
