@@ -31,7 +31,7 @@ from wima.runs.folder import Run, read_run
 from wima.storage import manifests
 from wima.storage.segments import Segments
 
-ROUNDS, WINDOW, CLIENTS = 6, 4, 4  # every visit is a new process of Flower's
+ROUNDS, WINDOW, CLIENTS = 5, 3, 4  # every visit is a new process of Flower's
 SETTINGS = (
     f"clients={CLIENTS} clients_per_round=2 alpha=1.0 algorithm=scaffold rounds={ROUNDS} "
     f"window={WINDOW} lr=0.1 batch_size=5 epochs=3 seed=42"

@@ -140,6 +140,7 @@ except ValueError as error:
 )
 
 
+@pytest.mark.slow
 @needs_lightning
 def test_lightning_trains_the_same_validates_the_average_and_resumes():
     assert "Trainer.fit creates it" in trained(LIGHTNING, "lightning_digits.py")

@@ -109,6 +109,7 @@ except ValueError as error:
 )
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_trainer_trains_the_same_evaluates_both_and_resumes():
     assert "Trainer.train creates it" in trained(TRAINER, "trainer_digits.py")
