@@ -1,4 +1,4 @@
-"""What the experiments of the package watch, worked out once."""
+"""The averagers that the experiments of the package watch, computed once."""
 
 import pytest
 

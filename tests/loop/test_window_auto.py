@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import runpy
 from collections.abc import Callable
 from functools import partial
 
@@ -13,7 +14,6 @@ from hypothesis import given, settings as how, strategies as st
 from torch import Tensor, nn
 
 import wima
-from tests.helpers.commands import printed
 from tests.helpers.gradients import AUTO, KINDS, Reference, set_gradients, step
 from tests.helpers.modules import Odd, assert_bits, assert_same, digits, naive_mean, net
 from tests.helpers.paths import ROOT
@@ -231,9 +231,9 @@ def test_sums_are_kept_on_the_device_that_was_asked_for():
     assert {row.device.type for row in rows if len(row) > 1000} == {"meta"}
 
 
-def test_the_example_shows_all_models():
-    path = ROOT / "examples" / "training_loop.py"
-    last = printed(f"import runpy\nrunpy.run_path({str(path)!r})").splitlines()[-1]
+def test_the_example_shows_all_models(capsys):
+    runpy.run_path(str(ROOT / "examples" / "training_loop.py"))
+    last = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r"step 600: plain \S+, wima10 \S+, wima100 \S+, auto \S+ .W = \d+.", last)
     plain, auto = (float(re.search(rf"{name} ([\d.]+)", last)[1]) for name in ("plain", "auto"))
     assert plain > 0.8 and auto > 0.9  # ten classes

@@ -74,7 +74,7 @@ def test_a_closed_terminal_stops_the_run_like_sigterm(tmp_path):
 
 
 def test_a_closed_pipe_does_not_end_the_run(tmp_path):
-    with started(tmp_path / "run", "rounds=300", stdout=subprocess.PIPE) as process:
+    with started(tmp_path / "run", "rounds=100", stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(60) == 0
