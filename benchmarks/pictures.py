@@ -59,7 +59,7 @@ def draw_workload(result: dict[str, Any], target: Path) -> None:
         _bars(axes, [bar for bar in bars if bar[1]], 0.38, color=COLOURS[mode], label=label)
     axes.set_yticks(range(len(names)), names)
     _finish(axes, f"{result['title']}: seconds per round over {OURS}'s")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="upper right", frameon=False)
     _save(figure, target)
 
 
