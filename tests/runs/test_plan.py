@@ -80,7 +80,7 @@ def test_the_engine_is_reported_where_it_was_chosen(tmp_path, engine, said):
     settings, lines = make_settings({"rounds": 1, "data": "digits", "engine": engine}), []
     launch(settings, tmp_path / "run", report=lines.append)
     assert [line[:7] for line in lines] == ["Memory:", "Engine:"][: 1 + said]
-    assert all(line.startswith("Engine: serial; less than") for line in lines[1:])
+    assert all(line.startswith("Engine: serial; fewer than") for line in lines[1:])
 
 
 @pytest.mark.parametrize(
