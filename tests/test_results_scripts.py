@@ -7,10 +7,12 @@ import runpy
 
 import numpy as np
 import pytest
+import torch
 
 import wima
 from tests.helpers.fedjax_files import femnist_folder, writer
 from tests.helpers.paths import ROOT
+from wima.data.augment import draw
 from wima.data.manage import import_data
 from wima.runs.launch import launch
 from wima.runs.settings import load_settings
@@ -55,3 +57,38 @@ def test_accuracies_of_groups_add_up_to_the_recorded_one(tmp_path, monkeypatch, 
         assert float(mean) == pytest.approx(100 * metrics["accuracy"], abs=0.006)
         assert float(mean) == pytest.approx(np.average(column, weights=counts), abs=0.011)
         assert float(shares) == pytest.approx(np.average(column, weights=EMNIST), abs=0.011)
+
+
+def test_silos_that_have_their_part_get_no_further_class():
+    dirichlet = runpy.run_path(str(SCRIPTS / "niid_bench.py"))["dirichlet"]
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 50))
+    owner = dirichlet(labels, 10, 0.5, 42)
+    counts = np.zeros((10, 10), int)
+    np.add.at(counts, (labels, owner), 1)
+    before = counts.cumsum(0) - counts
+    assert (counts.sum(1) == 50).all() and counts.sum(0).min() >= 10
+    assert (before >= 50).any() and not counts[before >= 50].any()
+    assert (owner == dirichlet(labels, 10, 0.5, 42)).all()
+    assert (owner != dirichlet(labels, 10, 0.5, 43)).any()
+
+
+def test_silos_train_on_crops_of_reflected_images():
+    images = torch.randint(0, 256, (40, 3, 32, 32), dtype=torch.uint8)
+    transform = runpy.run_path(str(SCRIPTS / "niid_bench.py"))["Reflected"]()
+    made = transform.train(images, (0, 1, 2, 3)).numpy()
+    for image, crop, top, left, flip in zip(images, made, *draw(40, 9, (0, 1, 2, 3)), strict=True):
+        padded = np.pad(image.numpy(), ((0, 0), (4, 4), (4, 4)), mode="reflect")
+        expected = padded[:, top : top + 32, left : left + 32].astype("float32") / 255
+        assert np.array_equal(crop, expected[..., ::-1] if flip else expected)
+
+
+def test_the_settings_of_niid_bench_run(tmp_path, monkeypatch, cifar10_files):
+    monkeypatch.setenv("WIMA_DATA", str(tmp_path / "cache"))
+    monkeypatch.chdir(ROOT)
+    import_data("cifar10", cifar10_files)
+    short = ["rounds=1", "steps=2", "engine=serial", "window=2"]
+    settings = load_settings("examples/results/niid_bench.toml", short)
+    launch(settings, tmp_path / "run")
+    run = wima.read_run(tmp_path / "run")
+    assert [len(record.cohort) for record in run.records] == [10]
+    assert sum(p.numel() for p in run.model("plain").parameters()) == 62_006
