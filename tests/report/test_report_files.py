@@ -18,7 +18,7 @@ def test_one_markdown_page_has_all_tables_and_the_machines(report, pool, tmp_pat
     write_report([tmp_path / "run"], tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     table = (tmp_path / "out" / "tables" / "runs.md").read_text(encoding="utf-8")
-    assert "#" + table.rstrip("\n") in text
+    assert "#" + table.rstrip("\n") in text and "- 1 run: " in text
     text = (report / "report.md").read_text(encoding="utf-8")
     assert "### State of the art" in text and "## Machines" in text
     assert f"- {len(list(pool.glob('*/status.json')))} runs: " in text

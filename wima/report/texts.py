@@ -46,7 +46,10 @@ def markdown_page(
     runs = {id(run): run for table in tables for run in table.runs()}.values()
     machines = Counter(_machine(run.environment) for run in runs)
     hours = sum(run.seconds or 0 for run in runs) / 3600
-    counted = [f"- {count} runs: {_md(machine)}" for machine, count in machines.most_common()]
+    counted = [
+        f"- {count} run{'s' * (count > 1)}: {_md(machine)}"
+        for machine, count in machines.most_common()
+    ]
     parts += ["## Machines", "\n".join([f"- {hours:.1f} hours of rounds in total", *counted])]
     left = [f"- {_md(item.path)}: {_md(item.reason)}" for item in omitted]
     parts += ["## Left out", "\n".join(left)] if left else []
