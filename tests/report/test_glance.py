@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from wima.report.statistics import Interval
 from wima.report.write import make_tables, write_report
 
 MODELS = {"plain": "plain", "WIMA": "wima10"}
-DATA = {COLUMN: "cifar10", OTHER: "femnist"}
+MILDER = "CIFAR-10 α = 0.05"
+DATA = {COLUMN: "cifar10", MILDER: "cifar10", OTHER: "femnist"}
 
 
 def write_pool(folder: Path, runs: list[tuple], **changes) -> Path:
@@ -144,6 +146,19 @@ def test_the_page_reads_from_general_to_particular(tmp_path):
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     assert (tmp_path / "out" / "sota-cifar-10-0.png").exists()
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_every_split_of_a_data_set_has_a_table_with_the_methods_that_were_run(tmp_path):
+    runs = [("FedAvg", COLUMN, 0, 0.02), ("FedProx", COLUMN, 0, 0.02)]
+    runs += [("FedAvg", MILDER, 0, 0.02), ("FedAvg", OTHER, 0, 0.02)]
+    write_report([write_pool(tmp_path / "in", runs)], tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    _, sharp, mild, alone = re.split("\n### State of the art", text)
+    assert sharp.startswith(f": {COLUMN}\n\n| {COLUMN} | plain |")
+    assert mild.startswith(f": {MILDER}\n\n| {MILDER} | plain |")
+    assert alone.startswith(f"\n\n| {OTHER} | plain |")
+    assert ["| FedProx |" in part for part in (sharp, mild, alone)] == [True, False, False]
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -65,12 +65,21 @@ def arranged(
 
 
 def by_data(tables: Sequence[Table]) -> dict[str, list[Table]]:
-    """The part of each table for each data set; tables of regret cover all of them."""
+    """For each data set, its columns as a table each; tables of regret cover all data sets."""
     found: dict[str, list[Table]] = {}
     for table in (table for table in tables if table.sheet.kind != "regret"):
-        for name in dict.fromkeys(_data(entry) for entry in table.entries.values()):
-            if name:
-                found.setdefault(name, []).append(_part(table, name))
+        for name, columns in _columns(table).items():
+            found.setdefault(name, []).extend(_part(table, name, columns, c) for c in columns)
+    return found
+
+
+def _columns(table: Table) -> dict[str, list[str]]:
+    """The columns with runs on each data set, in the table's order."""
+    found: dict[str, list[str]] = {}
+    for column in table.sheet.columns:
+        own = [entry for entry in table.entries.values() if entry.column == column]
+        for name in dict.fromkeys(filter(None, map(_data, own))):
+            found.setdefault(name, []).append(column)
     return found
 
 
@@ -80,12 +89,18 @@ def _data(entry: Entry) -> str:
     return proper(names[0]) if names else ""
 
 
-def _part(table: Table, name: str) -> Table:
-    entries = {place: entry for place, entry in table.entries.items() if _data(entry) == name}
-    rows, columns, headings = (set(names) for names in zip(*entries, strict=True))
+def _part(table: Table, name: str, columns: Sequence[str], column: str) -> Table:
+    """One of the columns on a data set; its name is in the title if there are several."""
+    entries = {
+        place: entry
+        for place, entry in table.entries.items()
+        if entry.column == column and _data(entry) == name
+    }
+    rows, _, headings = (set(names) for names in zip(*entries, strict=True))
     sheet = table.sheet._replace(
+        title=f"{table.sheet.title}: {column}" if len(columns) > 1 else table.sheet.title,
         rows=[row for row in table.sheet.rows if row in rows],
-        columns=[column for column in table.sheet.columns if column in columns],
+        columns=[column],
         headings=[heading for heading in table.sheet.headings if heading in headings],
     )
     return table._replace(sheet=sheet, entries=entries)
