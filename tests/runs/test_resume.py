@@ -202,12 +202,13 @@ def test_a_large_array_is_sampled(monkeypatch):
         assert data_checksum(simulation.setup.task) != sampled
 
 
-def test_another_processor_is_named(interrupted, tmp_path, capsys):
+@pytest.mark.parametrize("fact", ["processor", "instructions"])
+def test_another_processor_is_named(interrupted, tmp_path, capsys, fact):
     path = copy_of(interrupted, tmp_path / "run")
     around = json.loads((path / "environment.json").read_text())
-    (path / "environment.json").write_text(json.dumps({**around, "instructions": "ABACUS"}))
+    (path / "environment.json").write_text(json.dumps({**around, fact: "ABACUS"}))
     resume(path)
-    assert "torch uses ABACUS; here it uses" in capsys.readouterr().out
+    assert "started on another processor" in (said := capsys.readouterr().out) and "ABACUS" in said
 
 
 def test_resume_takes_settings_that_do_not_change_the_result(interrupted, tmp_path):

@@ -63,13 +63,14 @@ def own_code(settings: Settings) -> dict[str, dict[str, str]]:
 
 def remarks_on(run: Run) -> list[str]:
     """Changes since the run started that do not prevent resuming it."""
-    here = environment()["instructions"]
-    then = run.environment.get("instructions", here)
+    here = environment()
+    then = {**here, **run.environment}
+    there, this = (f"{e['processor']} with {e['instructions']}" for e in (then, here))
     processor = (
-        f"The run started on a processor where torch uses {then}; here it uses {here}. From here "
-        "on, records and models match those of the other processor up to rounding, not bit by bit."
+        f"The run started on another processor ({there}; here: {this}). From here on, records and "
+        "models match those of the other processor up to rounding, not bit by bit."
     )
     before, now = run.environment.get("own_code"), own_code(run.settings).get("own_code", {})
     changed = [name for name, total in now.items() if before and before.get(name) != total]
     code = f"The code of {', '.join(changed)} has changed; the remaining rounds use the new code."
-    return [processor] * (then != here) + [code] * bool(changed)
+    return [processor] * (there != this) + [code] * bool(changed)
