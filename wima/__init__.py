@@ -48,15 +48,13 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from wima.data.batches import Batch as Batch, LocalSGD as LocalSGD
     from wima.data.bundle import Bundle as Bundle
     from wima.data.federated import FederatedData as FederatedData
-    from wima.engine.exams import FineTune as FineTune
-    from wima.engine.faults import Faults as Faults
-    from wima.engine.privacy import Gaussian as Gaussian
-    from wima.loop.array_window import ArrayWindow as ArrayWindow
-    from wima.loop.window_average import WindowAverage as WindowAverage
+    from wima.model_files.mean import average_files as average_files
     from wima.results.result import Result as Result
     from wima.results.run import read_run as read_run, run as run
-    from wima.saved.mean import average_files as average_files
     from wima.simulation.check import check_algorithm as check_algorithm
+    from wima.simulation.faults import Faults as Faults
+    from wima.simulation.measures.finetune import FineTune as FineTune
+    from wima.simulation.privacy import Gaussian as Gaussian
     from wima.simulation.schedules import (
         Constant as Constant,
         Cosine as Cosine,
@@ -64,9 +62,14 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
         Exponential as Exponential,
         Schedule as Schedule,
     )
-    from wima.simulation.simulation import Record as Record, Simulation as Simulation
-    from wima.simulation.start import simulate as simulate
-    from wima.task.task import Task as Task, make_task as make_task
+    from wima.simulation.simulate import (
+        Record as Record,
+        Simulation as Simulation,
+        simulate as simulate,
+    )
+    from wima.simulation.task import Task as Task, make_task as make_task
+    from wima.training.array_window import ArrayWindow as ArrayWindow
+    from wima.training.window_average import WindowAverage as WindowAverage
 
 __all__, __getattr__ = lazy_names(
     "wima",
@@ -80,19 +83,18 @@ __all__, __getattr__ = lazy_names(
         "data.batches": "Batch LocalSGD",
         "data.bundle": "Bundle",
         "data.federated": "FederatedData",
-        "engine.exams": "FineTune",
-        "engine.faults": "Faults",
-        "engine.privacy": "Gaussian",
-        "loop.array_window": "ArrayWindow",
-        "loop.window_average": "WindowAverage",
+        "model_files.mean": "average_files",
         "results.result": "Result",
         "results.run": "read_run run",
-        "saved.mean": "average_files",
         "simulation.check": "check_algorithm",
+        "simulation.faults": "Faults",
+        "simulation.measures.finetune": "FineTune",
+        "simulation.privacy": "Gaussian",
         "simulation.schedules": "Constant Cosine Cyclic Exponential Schedule",
-        "simulation.simulation": "Record Simulation",
-        "simulation.start": "simulate",
-        "task.task": "Task make_task",
+        "simulation.simulate": "Record Simulation simulate",
+        "simulation.task": "Task make_task",
+        "training.array_window": "ArrayWindow",
+        "training.window_average": "WindowAverage",
     },
 )
 

@@ -11,8 +11,7 @@ import torch
 
 from benchmarks.micro import micro_result
 from benchmarks.report import number
-from wima.averaging.auto import AutoWindow, Choice
-from wima.averaging.buckets import DEFAULT_K
+from wima.averaging.wima import DEFAULT_K, AutoWindow, Choice
 from wima.storage.states import Spare
 
 PARAMETERS, MODELS = 1_000_000, 10_000

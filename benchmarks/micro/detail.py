@@ -45,7 +45,7 @@ def _passes() -> Any:
 
     import wima
     from wima.models import FemnistCNN
-    from wima.task.evaluation import Detail, Evaluation
+    from wima.simulation.measures.evaluation import Detail, Evaluation
 
     torch.set_num_threads(1)
     random, clients = np.random.default_rng(0), np.arange(IMAGES) // EACH

@@ -106,7 +106,7 @@ def _traffic(case: str, rounds: int, parameters: int) -> tuple[float, int]:
     """Bytes per round, in place of the loss that others report."""
     if case == "processes":
         return 0, parameters
-    from wima.engine.group import join
+    from wima.simulation.engines.group import join
 
     group = join()
     return (group.sent + group.received) / rounds, parameters

@@ -141,7 +141,7 @@ def _loop(
 def _lightning(model: Net, split: Split, window: Any, epochs: int) -> Trained:
     import lightning.pytorch as pl
 
-    from wima.loop.callbacks.lightning import WindowAveraging
+    from wima.training.callbacks.lightning import WindowAveraging
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -173,7 +173,7 @@ def _lightning(model: Net, split: Split, window: Any, epochs: int) -> Trained:
 def _trainer(model: Net, split: Split, window: Any, epochs: int) -> Trained:
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
-    from wima.loop.callbacks.transformers import WindowAveraging
+    from wima.training.callbacks.transformers import WindowAveraging
 
     examples = [{"x": x, "labels": y} for x, y in split.train]
     with tempfile.TemporaryDirectory() as folder:

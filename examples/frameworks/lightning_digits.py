@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from wima.loop.callbacks.lightning import WindowAveraging
+from wima.training.callbacks.lightning import WindowAveraging
 
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 warnings.filterwarnings("ignore", message=".*does not have many workers")

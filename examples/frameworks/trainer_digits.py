@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset, random_split
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
-from wima.loop.callbacks.transformers import WindowAveraging
+from wima.training.callbacks.transformers import WindowAveraging
 
 
 class Digits(Dataset[dict[str, torch.Tensor]]):

@@ -26,7 +26,7 @@ from wima.algorithms.feddyn import Dyn
 from wima.algorithms.mime import Statistics
 from wima.algorithms.scaffold import Control
 from wima.data.batches import Batch, batches
-from wima.engine.local import Solver
+from wima.simulation.local import Solver
 
 COHORTS = ([0, 1, 2], [1, 3], [2, 4, 5], [0, 1], [3, 4, 5], [0, 2])
 

@@ -192,7 +192,7 @@ def in_pools(engine: str, task_of, request) -> None:
     if engine == "processes":
         pool = request.getfixturevalue("pools")[task_of]
         request.getfixturevalue("monkeypatch").setattr(
-            "wima.engine.make.Processes", lambda *_: pool
+            "wima.simulation.engines.auto.Processes", lambda *_: pool
         )
 
 

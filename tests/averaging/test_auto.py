@@ -12,13 +12,12 @@ from tests.helpers.unequal import OPTIONS, one_bad_example, task_of
 from wima import WIMA, Algorithm
 from wima.algorithms import BY_NAME
 from wima.averaging import Watch
-from wima.averaging.auto import CANDIDATES, LEAST, NEAR, REACH, RECENT, AutoWindow
-from wima.averaging.buckets import Buckets
+from wima.averaging.wima import CANDIDATES, LEAST, NEAR, REACH, RECENT, AutoWindow, Buckets
 from wima.core.errors import UsageError
-from wima.engine.base import Setup
-from wima.engine.faults import Faults
 from wima.runs.folder import read_run
 from wima.runs.launch import launch, resume
+from wima.simulation.engines.base import Setup
+from wima.simulation.faults import Faults
 
 AUTO = WIMA("auto")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings as how, strategies as st
 
 from wima import WIMA, UsageError
 from wima.averaging import Watch
-from wima.averaging.buckets import DEFAULT_K, Buckets
+from wima.averaging.wima import DEFAULT_K, Buckets
 from wima.storage.states import decode, encode, size
 
 counts, ks = st.integers(1, 300), st.integers(2, 6)

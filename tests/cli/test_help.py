@@ -10,7 +10,7 @@ import typer.main
 
 from tests.helpers.commands import shell
 from wima.cli.main import app
-from wima.runs.catalogue import KINDS
+from wima.runs.list import KINDS
 from wima.runs.settings import presets
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wima.core import cgroups, machine
+from wima.core import machine, machine as cgroups
 
 MB = 2**20
 STAT = "anon 5\nfile 9\n"

@@ -7,7 +7,7 @@ from math import floor, sqrt
 import numpy as np
 import pytest
 
-from wima.core.distribution import summary
+from wima.core.statistics import summary
 
 
 def naive_quantile(values: list[float], share: float) -> float:

@@ -16,7 +16,7 @@ from wima.data.augment import crop_and_flip, crop_and_flip_alike
 from wima.data.federated import FederatedData
 from wima.data.sets.cifar import cifar10_images, cifar100_images
 from wima.data.transform import Characters, Images, Ink
-from wima.task.objectives import objective, sequence_loss
+from wima.simulation.objectives import objective, sequence_loss
 
 ADDRESS = (3, 1, 4, 1)
 

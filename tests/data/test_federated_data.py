@@ -17,7 +17,7 @@ from wima.data.files import load_npz
 from wima.data.load import load
 from wima.data.mapped import as_tensor, read_rows
 from wima.data.sets.digits import digits
-from wima.engine.shared import Shared
+from wima.simulation.engines.shared import Shared
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])

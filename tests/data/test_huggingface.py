@@ -18,8 +18,8 @@ from wima.data.federated import FederatedData
 from wima.data.huggingface import from_hugging_face
 from wima.data.load import load
 from wima.data.manage import import_data
-from wima.engine.shared import Shared
 from wima.models import MLP
+from wima.simulation.engines.shared import Shared
 
 try:
     import datasets

@@ -22,10 +22,10 @@ from wima.data.manage import import_data
 from wima.data.mapped import as_tensor
 from wima.data.sets.femnist import read_femnist
 from wima.data.splits.labels import split
-from wima.engine.shared import Shared
 from wima.runs.build import build
 from wima.runs.settings import load_settings
-from wima.task.objectives import objective
+from wima.simulation.engines.shared import Shared
+from wima.simulation.objectives import objective
 
 ONE_ROUND = ["rounds=1", "clients_per_round=1", "eval_every=0", "engine=serial"]
 COARSE_OF_FINE = (  # CIFAR-100's fine label -> coarse label, as its publisher groups them

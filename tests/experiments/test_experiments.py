@@ -6,7 +6,7 @@ import pytest
 
 from wima import averaging
 from wima.core.errors import UsageError
-from wima.core.last import last_rounds
+from wima.core.statistics import last_rounds
 from wima.experiments.definition import (
     experiments,
     find_experiment,

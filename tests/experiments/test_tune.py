@@ -9,16 +9,15 @@ from statistics import mean, median
 import pytest
 
 from wima.core.errors import UsageError
+from wima.core.signals import Interrupted
 from wima.experiments.definition import methods
 from wima.experiments.search import Search, run_trials
 from wima.experiments.sheet import read_sheet, write_sheet
 from wima.experiments.space import Range, parse_space
 from wima.experiments.tune import Objective, paper_axes, results
 from wima.runs.folder import read_run
-from wima.runs.launch import launch, resume
-from wima.runs.progress import Progress
+from wima.runs.launch import Progress, launch, resume
 from wima.runs.settings import load_settings
-from wima.runs.signals import Interrupted
 
 ROUNDS = 8
 SMALL = [f"rounds={ROUNDS}", "clients=20", "clients_per_round=2", "engine=serial", "epochs=1"]

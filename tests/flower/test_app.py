@@ -28,8 +28,8 @@ from tests.helpers.paths import ROOT
 from wima import models
 from wima.algorithms import BY_NAME
 from wima.algorithms.traffic import traffic
-from wima.core.distribution import summary
 from wima.core.errors import RunError, UsageError
+from wima.core.statistics import summary
 from wima.flower import Federation, Options
 from wima.flower.app.options import read_order
 from wima.flower.app.result import as_result, as_text

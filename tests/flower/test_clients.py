@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from tests.helpers.flower_toys import NODES, ROUNDS, W, grid, initial, play, pulling
 from wima import EMA, WIMA
-from wima.core.distribution import summary
+from wima.core.statistics import summary
 from wima.flower import LocalGrid, averaged
 
 AVERAGE = f"wima{W}"

@@ -26,7 +26,7 @@ from tests.helpers.flower_legacy import INITIAL, NODES, SIZES, Client, client_fn
 from tests.helpers.listener import Listener, heard
 from wima import WIMA, UsageError
 from wima.averaging import Watch
-from wima.core.distribution import summary
+from wima.core.statistics import summary
 from wima.flower import LocalGrid, averaged_legacy
 
 ROUNDS, W = 4, 2

@@ -16,8 +16,8 @@ from tests.helpers.federations import (
     simulated,
 )
 from wima.core.errors import RunError, UsageError
+from wima.core.signals import Interrupted
 from wima.runs.launch import resume
-from wima.runs.signals import Interrupted
 
 
 def test_a_node_that_lost_its_memory_is_reinitialised_with_a_warning(tmp_path, caplog):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from wima.core.distribution import summary
+from wima.core.statistics import summary
 
 BINS, CLIENTS = 15, 40
 DOWN, UP = 300_000, 200_000  # bytes per round

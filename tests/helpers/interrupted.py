@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from wima.core.signals import Interrupted
 from wima.runs.folder import RunFolder
 from wima.runs.launch import launch
 from wima.runs.settings import Settings, make_settings
-from wima.runs.signals import Interrupted
-from wima.simulation.simulation import Record
+from wima.simulation.simulate import Record
 
 BASE = {
     "data": "digits",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import wima
 from wima import SGD, LocalSGD, Task
-from wima.engine.base import Setup, first_state
-from wima.engine.processes import Processes
-from wima.engine.rounds import Pool
+from wima.simulation.engines.base import Setup, first_state
+from wima.simulation.engines.processes import Processes
+from wima.simulation.round import Pool
 
 
 class Asking(wima.Algorithm):

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wima.cli.main import main
-from wima.engine.group import join
-from wima.engine.local import Solver
+from wima.simulation.engines.group import join
+from wima.simulation.local import Solver
 
 LIMIT = 120  # seconds for all ranks to end
 

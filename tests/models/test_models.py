@@ -15,7 +15,7 @@ from wima import Flat, UsageError
 from wima.models import BY_NAME, FemnistCNN, LeNet, ResNet, ShakespeareLSTM
 from wima.models.lstm import LSTM, fused_lstm
 from wima.models.resnet import PadShortcut
-from wima.task.workspace import _is_random
+from wima.simulation.workspace import _is_random
 
 
 def size(module: nn.Module) -> int:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.micro.report import write_run
 from tests.helpers.reports import ROUNDS, curves, data_of, place
 from wima.core.errors import UsageError
-from wima.core.last import last_rounds
+from wima.core.statistics import last_rounds
 from wima.report.write import write_report
 
 pytestmark = pytest.mark.usefixtures("no_figures")

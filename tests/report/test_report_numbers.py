@@ -17,7 +17,7 @@ from tests.helpers.reports import (
     make_sheet,
     place,
 )
-from wima.core.last import last_rounds
+from wima.core.statistics import last_rounds
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.measure import Measure

@@ -13,6 +13,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.stats import t as student_t, ttest_1samp, ttest_rel
 
 from wima.core.statistics import LEAST, holm, of_independent, of_series, student_margin
+from wima.model_files.advise import compare
+from wima.model_files.mean import Window
 from wima.report.statistics import (
     Curve,
     forgetting,
@@ -24,8 +26,6 @@ from wima.report.statistics import (
     score,
     thinned,
 )
-from wima.saved.advise import compare
-from wima.saved.mean import Window
 
 VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 

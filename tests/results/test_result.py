@@ -14,7 +14,7 @@ from torch import nn
 import wima
 from tests.helpers.paths import ROOT
 from tests.helpers.unequal import OPTIONS, task_of
-from wima.core.last import last_rounds
+from wima.core.statistics import last_rounds
 from wima.runs.folder import read_run as read_folder
 from wima.runs.launch import launch
 from wima.runs.settings import load_settings

@@ -12,8 +12,8 @@ from wima.core.text import typed_command
 from wima.experiments.definition import experiments, scales
 from wima.experiments.expand import expand
 from wima.experiments.sheet import read_sheet
-from wima.runs.command import run_command
 from wima.runs.folder import read_run
+from wima.runs.identity import run_command
 from wima.runs.settings import Settings, load_settings
 
 FOLDER = Path("runs/mine")

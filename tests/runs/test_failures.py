@@ -58,7 +58,7 @@ def test_a_client_that_kills_its_workers_ends_the_run_with_a_checkpoint(tmp_path
     path, told = tmp_path / "run", tmp_path / "error"
 
     def deadly():
-        from wima.engine.processes import Processes
+        from wima.simulation.engines.processes import Processes
 
         original, own, parent = Processes._send, Processes._do, os.getpid()
 

@@ -63,7 +63,7 @@ def test_a_read_only_folder_is_said_and_nothing_is_lost(small_disk, interrupted,
 
 
 def test_a_plan_that_cannot_fit_is_refused_with_the_settings_that_would(tmp_path, monkeypatch):
-    monkeypatch.setattr("wima.runs.plan.memory_available", lambda: 1e6)
+    monkeypatch.setattr("wima.runs.build.memory_available", lambda: 1e6)
     with pytest.raises(
         UsageError, match=r"needs .* of memory, but only 1.0 MB is free.*window_store=files"
     ):

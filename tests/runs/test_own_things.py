@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.interrupted import killed_after, outcome
 from wima.runs.build import build_task
 from wima.runs.folder import read_run
-from wima.runs.names import is_own, split
+from wima.runs.own_code import is_own, split
 from wima.runs.settings import load_settings, make_settings
 
 FILE = """

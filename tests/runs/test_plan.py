@@ -12,14 +12,13 @@ from tests.helpers.interrupted import copy_of, outcome, settings_of
 from tests.helpers.unequal import SIZES, task_of
 from wima import WIMA, Averager, Scaffold
 from wima.averaging import BY_NAME
-from wima.averaging.auto import REACH
-from wima.averaging.buckets import Buckets
+from wima.averaging.wima import REACH, Buckets
 from wima.core.errors import UsageError
-from wima.engine.memory import OVERHEAD
 from wima.runs import build
+from wima.runs.build import Plan, gigabytes, make_plan
 from wima.runs.launch import FOLDER, launch, resume
-from wima.runs.plan import Plan, gigabytes, make_plan
 from wima.runs.settings import load_settings, make_settings
+from wima.simulation.clients import OVERHEAD
 from wima.storage import files
 from wima.storage.states import size
 

@@ -14,10 +14,10 @@ from benchmarks.micro.report import write_run
 from tests.helpers.reports import curves
 from wima.core.errors import UsageError
 from wima.runs.folder import Run, read_run
-from wima.runs.progress import Progress
-from wima.runs.records import RECORDS, Curves
+from wima.runs.launch import Progress
+from wima.runs.record import RECORDS, Curves
 from wima.runs.settings import load_settings, presets
-from wima.simulation.simulation import Record
+from wima.simulation.simulate import Record
 
 AUTO, QUICK = "wima-auto", ["clients=20", "clients_per_round=2", "rounds=6", "engine=serial"]
 

@@ -30,10 +30,10 @@ from wima.runs import identity
 from wima.runs.build import build
 from wima.runs.folder import Run, read_run
 from wima.runs.launch import COPY, FOLDER, RECORDS, launch, resume
+from wima.simulation.task import data_checksum
 from wima.storage import manifests
 from wima.storage.lock import Lock
 from wima.storage.segments import Segments
-from wima.task.task import data_checksum
 
 
 def own_files(path: Path) -> list[Path]:
@@ -194,7 +194,7 @@ def test_other_data_are_refused(after, array, tmp_path):
 def test_a_large_array_is_sampled(monkeypatch):
     with build(settings_of()) as simulation:
         whole = data_checksum(simulation.setup.task)
-        monkeypatch.setattr("wima.task.task.SAMPLE", 1000)
+        monkeypatch.setattr("wima.simulation.task.SAMPLE", 1000)
         assert data_checksum(simulation.setup.task) not in (whole, "")
         x = simulation.setup.task.data.x
         sampled = data_checksum(simulation.setup.task)

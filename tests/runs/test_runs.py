@@ -25,8 +25,8 @@ from wima.models import MLP
 from wima.report.summary import summarize
 from wima.runs.folder import RunFolder, free_path, read_run
 from wima.runs.settings import make_settings
-from wima.simulation.simulation import Record, Simulation
-from wima.task.task import Evaluation
+from wima.simulation.simulate import Record, Simulation
+from wima.simulation.task import Evaluation
 
 ROUNDS = 6
 SETTINGS = {"rounds": ROUNDS, "clients_per_round": 3, "lr": 0.1, "batch_size": 5, "epochs": 1}

@@ -10,7 +10,7 @@ import pytest
 
 from wima.data.load import PUBLIC
 from wima.data.sets import SUMMARIES
-from wima.runs.sources import registry
+from wima.runs.list import registry
 
 MODULES = ["algorithms", "averaging", "algorithms.server_opt", "simulation.schedules", "models"]
 

@@ -15,11 +15,11 @@ import pytest
 from tests.helpers.interrupted import after_round, killed_after, outcome
 from tests.helpers.tracked import numbers, settings_of
 from wima.core.errors import RunError
+from wima.core.signals import Interrupted
 from wima.runs.folder import RunFolder, read_run
 from wima.runs.launch import launch, resume
-from wima.runs.signals import Interrupted
-from wima.runs.trackers.base import hyperparameters, identity
-from wima.runs.trackers.dispatch import export
+from wima.runs.track.base import hyperparameters, identity
+from wima.runs.track.dispatch import export
 
 needs = {
     name: pytest.mark.skipif(find_spec(name) is None, reason=f"the package {name} is missing")

@@ -12,14 +12,14 @@ import pytest
 from tests.helpers.interrupted import after_round, killed_after, outcome
 from tests.helpers.tracked import ROUNDS, settings_of
 from wima.core.errors import Diverged, RunError, UsageError
+from wima.core.signals import Interrupted
 from wima.runs.folder import Run, RunFolder, read_run
 from wima.runs.launch import launch, resume
 from wima.runs.settings import Settings, load_settings
-from wima.runs.signals import Interrupted
-from wima.runs.trackers import BY_NAME
-from wima.runs.trackers.base import hyperparameters, identity, recorded, scalars
-from wima.runs.trackers.dispatch import export
-from wima.simulation.simulation import Record, Simulation
+from wima.runs.track import BY_NAME
+from wima.runs.track.base import hyperparameters, identity, recorded, scalars
+from wima.runs.track.dispatch import export
+from wima.simulation.simulate import Record, Simulation
 from wima.storage.lock import Lock
 
 

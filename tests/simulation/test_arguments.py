@@ -9,8 +9,7 @@ import wima
 from tests.helpers.unequal import OPTIONS, task_of
 from wima import algorithms, averaging
 from wima.algorithms import server_opt
-from wima.engine import privacy
-from wima.simulation import schedules
+from wima.simulation import privacy, schedules
 
 REGISTRIES = {
     "algorithm": algorithms.BY_NAME,

@@ -11,15 +11,15 @@ import torch
 import wima
 from tests.helpers.interrupted import outcome
 from wima.algorithms.traffic import traffic
-from wima.core.distribution import summary
 from wima.core.errors import UsageError
+from wima.core.statistics import summary
 from wima.data.batches import batches
 from wima.data.holdout import hold_out
 from wima.data.sets.digits import digits
 from wima.runs.launch import launch, resume
-from wima.runs.records import as_line, checked, from_line
+from wima.runs.record import as_line, checked, from_line
 from wima.runs.settings import load_settings
-from wima.task.calibration import BINS
+from wima.simulation.measures.calibration import BINS
 
 CLIENTS, ROUNDS = 12, 4
 OPTIONS = {"rounds": ROUNDS, "clients_per_round": 4, "lr": 0.1, "batch_size": 5, "eval_every": 3}

@@ -15,11 +15,10 @@ from wima.algorithms import BY_NAME
 from wima.algorithms.traffic import traffic
 from wima.core.errors import UsageError
 from wima.core.randomness import rng
-from wima.engine.privacy import COUNT_NOISE, Gaussian
 from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings
 from wima.simulation.cohorts import poisson_cohorts
-from wima.simulation.private import Ledger, Sampling
+from wima.simulation.privacy import COUNT_NOISE, Gaussian, Ledger, Sampling
 
 dp = pytest.importorskip("dp_accounting", reason="extra [privacy] is not installed")
 

@@ -11,7 +11,7 @@ import torch
 
 import wima
 from tests.helpers.toys import quadratics
-from wima.engine.options import RunOptions
+from wima.simulation.options import RunOptions
 
 ENGINES = ("reference", "serial", "processes")
 SHORT = {"rounds": 6, "clients_per_round": 2, "lr": 0.1, "batch_size": "full"}

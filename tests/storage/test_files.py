@@ -90,5 +90,6 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path):
 
 
 def test_runs_can_be_imported_where_there_is_no_fcntl():
-    code = "import sys; sys.modules['fcntl'] = None; import wima.runs.launch, wima.engine.processes"
+    modules = "wima.runs.launch, wima.simulation.engines.processes"
+    code = f"import sys; sys.modules['fcntl'] = None; import {modules}"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)

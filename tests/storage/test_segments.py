@@ -12,7 +12,7 @@ import wima
 from tests.helpers.states import same
 from tests.helpers.unequal import OPTIONS, task_of
 from wima.core.errors import RunError, UsageError
-from wima.engine.memory import ClientMemory
+from wima.simulation.clients import ClientMemory
 from wima.storage.ring import BLOCK, Ring
 from wima.storage.segments import Segments, Storage
 from wima.storage.states import decode, encode, size
@@ -98,7 +98,7 @@ def test_a_ring_saves_only_what_is_new_and_comes_back(tmp_path, mapped):
 
 def test_large_states_are_written_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("wima.storage.ring.PART", 40)
-    monkeypatch.setattr("wima.engine.memory.PART", 20)
+    monkeypatch.setattr("wima.simulation.clients.PART", 20)
     store, w = Segments(tmp_path), torch.zeros(4)
     ring, memory = Ring(9, w), memory_of()
     for n in range(9):

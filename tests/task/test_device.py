@@ -12,7 +12,7 @@ from torch import nn
 import wima
 from wima import algorithms
 from wima.data.transform import Images
-from wima.task.device import find_device, seeded
+from wima.simulation.workspace import find_device, seeded
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "cpuu", ""])

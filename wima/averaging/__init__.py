@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from wima.averaging.averages import Last, Watch, named
 from wima.averaging.base import Averager
 from wima.averaging.ema import EMA, PowerEMA
-from wima.averaging.last import Last
 from wima.averaging.lawa import LAWA
 from wima.averaging.swa import SWA
-from wima.averaging.watch import Watch, named
-from wima.averaging.window import WIMA
+from wima.averaging.wima import WIMA
 
 BY_NAME: dict[str, type[Averager]] = {
     "wima": WIMA,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wima.averaging.base import Averager, Past
-from wima.averaging.window import WIMA, WindowSum
+from wima.averaging.wima import WIMA, WindowSum
 from wima.core.checks import check_count
 from wima.core.vector import Vector
 from wima.storage.ring import Ring

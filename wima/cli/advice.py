@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from wima.core.text import cell, printable
-from wima.saved.advise import Row
-from wima.saved.mean import Decay
-from wima.storage.pictures import save_picture
+from wima.model_files.advise import Row
+from wima.model_files.mean import Decay
+from wima.storage.files import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

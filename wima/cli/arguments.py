@@ -13,7 +13,7 @@ from wima.core.errors import UsageError
 
 
 def _presets(incomplete: str) -> list[str]:
-    from wima.runs.tables import presets
+    from wima.runs.settings import presets
 
     return presets()
 

@@ -15,7 +15,7 @@ from wima.core.shapes import LINEAR
 from wima.core.text import echo
 
 if TYPE_CHECKING:
-    from wima.saved.advise import Row
+    from wima.model_files.advise import Row
 
 Files = Annotated[
     list[str], typer.Argument(metavar="CKPT", help="Files, folders or quoted patterns.")
@@ -80,8 +80,8 @@ def average(
     force: Force = False,
 ) -> None:
     """Average the last checkpoints: wima average 'run/*.pt' --out mean.pt"""
-    from wima.saved.mean import Decay, Window, average_files
-    from wima.saved.select import select
+    from wima.model_files.mean import Decay, Window, average_files
+    from wima.model_files.select import select
 
     rule = Window(window, shape) if ema is None else Decay(ema)
     check(ema is None or shape == LINEAR, "Use --shape or --ema, not both: an EMA has no shape.")
@@ -125,10 +125,10 @@ def advise(
 
     For a run with snapshots, windows are evaluated on its own test data: wima advise RUN
     """
-    from wima.saved import advise as advice
-    from wima.saved.evaluate import Evaluator
-    from wima.saved.select import select
-    from wima.storage.pictures import check_picture
+    from wima.model_files import advise as advice
+    from wima.model_files.evaluate import Evaluator
+    from wima.model_files.select import select
+    from wima.storage.files import check_picture
 
     check_picture(out, force)
     if evaluate is None:
@@ -155,10 +155,10 @@ def _advise_run(
     out: Path,
     force: bool,
 ) -> None:
+    from wima.model_files import advise as advice
     from wima.report.measure import Measure
     from wima.runs.folder import read_run
     from wima.runs.windows import Trial
-    from wima.saved import advise as advice
 
     path = Path(files[0])
     one = len(files) == 1 and (path / "settings.toml").is_file()
@@ -183,7 +183,7 @@ def _show(
     from rich.console import Console
 
     from wima.cli.advice import advice_table, draw_advice
-    from wima.saved.advise import verdict
+    from wima.model_files.advise import verdict
 
     Console().print(advice_table(rows, metric))
     for line in verdict(rows, command):

@@ -114,7 +114,7 @@ def track(
     to: Annotated[str, typer.Option(help="Trackers, for example tensorboard,mlflow.")],
 ) -> None:
     """Export runs that have ended to TensorBoard, MLflow or Weights & Biases."""
-    from wima.runs.trackers.dispatch import export
+    from wima.runs.track.dispatch import export
 
     for line in export(paths, to.split(",")):
         echo(line)
@@ -146,7 +146,7 @@ def report(
 
 
 def _kinds(incomplete: str) -> list[str]:
-    from wima.runs.catalogue import KINDS
+    from wima.runs.list import KINDS
 
     return list(KINDS)
 
@@ -159,7 +159,7 @@ def list_(
     ] = None,
 ) -> None:
     """List what is available: algorithms, averagers, data sets, models, ... with their settings."""
-    from wima.runs.catalogue import lines
+    from wima.runs.list import lines
 
     for line in lines(kind):
         print(line)
@@ -204,7 +204,7 @@ def _main() -> None:
     except RunError as error:
         _end(f"Error: {error}", 1)
     except Exception as error:
-        from wima.runs.signals import Interrupted
+        from wima.core.signals import Interrupted
 
         if not isinstance(error, Interrupted):
             raise

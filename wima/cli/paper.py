@@ -132,9 +132,9 @@ def _resources(slurm: bool, *values: str | int | None) -> Resources | None:
 
 def execute(sheet: Sheet, runs: list[Job], folder: Path, how: How) -> None:
     """Execute the missing runs of a sheet and show their progress."""
+    from wima.core.signals import Interrupted
     from wima.experiments.live import follow, summary
     from wima.experiments.slurm import check_available
-    from wima.runs.signals import Interrupted
 
     if how.slurm is not None and not how.watch:
         check(how.jobs is None, "--jobs is for this machine; with --slurm, use --parallel.")

@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from wima.core.errors import UsageError, check
-from wima.core.last import LAST
+from wima.core.statistics import LAST
 from wima.core.text import cell, echo
-from wima.runs.folder import Run, read_run, state_of
-from wima.runs.overview import Ending, ending, rows_of, run_folders
+from wima.runs.folder import Ending, Run, ending, read_run, rows_of, run_folders, state_of
 
 SCORED = f"test accuracy %, mean over the last {LAST} rounds (short runs: the last quarter)"
 

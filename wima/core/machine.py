@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
-
-from wima.core.cgroups import cores_allowed, memory_left
 
 
 def processor() -> str:
@@ -43,3 +42,61 @@ def reserve(descriptor: int, size: int) -> None:
         os.posix_fallocate(descriptor, 0, size)
     else:  # macOS
         os.truncate(descriptor, size)
+
+
+OWN, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+UNLIMITED = float("inf")
+
+
+def memory_left() -> float:
+    """Bytes that this process can still allocate."""
+    return min(map(_memory_left, _groups("memory")), default=UNLIMITED)
+
+
+def cores_allowed() -> float:
+    """CPU seconds per second; may be a fraction."""
+    return min(map(_cores_allowed, _groups("cpu")), default=UNLIMITED)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The groups that this process belongs to, innermost first."""
+    for line in _text(OWN).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = GROUPS / controller if controllers else GROUPS  # version 2 names no controllers
+        group = root / path.lstrip("/")
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(root))
+
+
+def _memory_left(group: Path) -> float:
+    """Inactive cached files count as free, because the kernel can drop them."""
+    limits = ("memory.max", "memory.high", "memory.limit_in_bytes")
+    limit = min(_number(group / name) for name in limits)
+    used = min(_number(group / name) for name in ("memory.current", "memory.usage_in_bytes"))
+    if UNLIMITED in (limit, used):
+        return UNLIMITED
+    counts = dict(line.split(maxsplit=1) for line in _text(group / "memory.stat").splitlines())
+    cached = int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+    return max(0.0, limit - max(0.0, used - cached))
+
+
+def _cores_allowed(group: Path) -> float:
+    old = (group / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+    text = _text(group / "cpu.max") or " ".join(map(_text, old))
+    try:
+        quota, period = map(int, text.split())
+    except ValueError:  # "max", or no such files
+        return UNLIMITED
+    return quota / period if quota > 0 else UNLIMITED  # -1: no limit
+
+
+def _number(path: Path) -> float:
+    text = _text(path).strip()
+    return float(text) if text.isdecimal() else UNLIMITED  # "max", or no such file
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8")
+    return ""

@@ -1,10 +1,10 @@
-"""Means with Student's t intervals, for independent values and for correlated series."""
+"""Means with Student's t intervals, distributions over clients, and the last rounds of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import nan, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,3 +79,44 @@ def holm(ps: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(ps))
     adjusted[order] = np.minimum(1, np.maximum.accumulate(steps))
     return adjusted.tolist()
+
+
+TENTH = 10  # "worst" is the mean of the lowest 1 / 10
+QUANTILES = np.arange(21) / 20  # 0, 5, ... 100 %
+
+
+def summary(values: Sequence[float], plain: Sequence[float] | None = None) -> dict[str, Any]:
+    """Mean, population standard deviation, mean of the lowest tenth, quantiles, and count.
+
+    The tenth is rounded down but has at least one value.  plain: the same clients' values with the
+    plain model; adds how many clients gained and lost compared to it.  Ties count as neither.
+    """
+    if not len(values):
+        raise ValueError("summary needs at least one value, got none.")
+    ordered = np.sort(np.asarray(values, np.float64))
+    found = {
+        "mean": float(ordered.mean()),
+        "deviation": float(ordered.std()),
+        "worst": float(ordered[: max(1, len(ordered) // TENTH)].mean()),
+        "quantiles": np.quantile(ordered, QUANTILES).tolist(),
+        "count": len(ordered),
+    }
+    if plain is None:
+        return found
+    if len(plain) != len(values):
+        raise ValueError(
+            f"summary needs one plain value per value, got {len(plain)} for {len(values)}."
+        )
+    gain = np.asarray(values, np.float64) - np.asarray(plain, np.float64)
+    return found | {"gained": int((gain > 0).sum()), "lost": int((gain < 0).sum())}
+
+
+LAST = 100  # as in the paper
+
+
+def last_rounds(rounds: int) -> int:
+    """Number of final rounds that metrics are averaged over: 100, or the last quarter if shorter.
+
+    Gains early in training say nothing about the final model.
+    """
+    return max(1, min(LAST, rounds // 4))

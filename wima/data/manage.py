@@ -14,7 +14,7 @@ from wima.data.federated import Array, FederatedData
 from wima.data.load import PUBLIC, label_counts, load
 from wima.data.picture import draw_labels, sample
 from wima.data.sets import SUMMARIES
-from wima.storage.pictures import check_picture
+from wima.storage.files import check_picture
 
 LINES, TOP = 8, 6  # clients in a table, and labels of each
 COUNTS = 2**27  # numbers in a table of labels per client

@@ -10,7 +10,7 @@ import numpy as np
 
 from wima.core.text import printable
 from wima.data.federated import Array
-from wima.storage.pictures import save_picture
+from wima.storage.files import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import Any
 
 from wima import averaging
 from wima.core.errors import UsageError, check
-from wima.core.last import last_rounds
+from wima.core.statistics import last_rounds
 from wima.experiments.expand import Job
 from wima.experiments.sheet import Cell, Sheet
 from wima.runs.folder import run_name

@@ -16,7 +16,7 @@ from submitit.helpers import DelayedSubmission
 
 from wima.experiments.sweep import ENDED, end_of
 from wima.experiments.worker import run_or_resume
-from wima.runs.progress import Progress
+from wima.runs.launch import Progress
 from wima.storage.lock import is_running
 
 PATIENCE = 60  # seconds to wait for the previous job to end, perhaps on another node

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from wima.core.checks import is_number
 from wima.core.errors import RunError, UsageError, check, unknown
+from wima.core.signals import Interrupted, Pruned
 from wima.core.text import echo
 from wima.experiments.expand import Job
 from wima.experiments.grid import expand_points
@@ -21,10 +22,8 @@ from wima.experiments.sweep import end_of
 from wima.experiments.tune import NAME, OVER, Objective, Result, results
 from wima.experiments.worker import run_or_resume
 from wima.runs.folder import read_run
-from wima.runs.launch import Follow
-from wima.runs.progress import Progress
-from wima.runs.signals import Interrupted, Pruned
-from wima.simulation.simulation import Record
+from wima.runs.launch import Follow, Progress
+from wima.simulation.simulate import Record
 
 if TYPE_CHECKING:
     from optuna import Trial

@@ -17,8 +17,7 @@ from wima.experiments.definition import methods
 from wima.experiments.expand import Job
 from wima.experiments.sheet import Sheet
 from wima.experiments.sweep import ENDED
-from wima.runs.folder import read_run, state_of
-from wima.runs.overview import ending
+from wima.runs.folder import ending, read_run, state_of
 from wima.runs.settings import Settings, as_choice
 from wima.storage.files import replace_text
 

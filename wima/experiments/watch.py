@@ -18,7 +18,7 @@ from wima.core.signals import ASKED, handled_by
 from wima.experiments.expand import Job
 from wima.experiments.queue import Queue
 from wima.experiments.sweep import ENDED, State, time_left
-from wima.runs.records import TIMES
+from wima.runs.record import TIMES
 from wima.storage.lock import is_running
 from wima.storage.reading import last_lines, read_text
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from wima.core.errors import Diverged, RunError, UsageError
-from wima.runs.command import run_command
+from wima.core.signals import Interrupted
+from wima.runs.identity import run_command
 from wima.runs.launch import Follow, launch, resume
 from wima.runs.settings import make_settings
-from wima.runs.signals import Interrupted
-from wima.simulation.simulation import Record
+from wima.simulation.simulate import Record
 
 
 class ProgressReporter:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from wima.core.distribution import QUANTILES
+from wima.core.statistics import QUANTILES
 from wima.report.measure import Measure
 from wima.report.section import (
     Column,

@@ -12,8 +12,8 @@ import numpy as np
 from wima.core.errors import UsageError
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet
 from wima.report.statistics import Curve
-from wima.runs.extras import Extras
 from wima.runs.folder import Run, read_run, seconds_of, state_of
+from wima.runs.record import Extras
 from wima.runs.settings import Settings
 
 MARKER = ".wima-report"  # in the folder of a report

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from wima.core.last import last_rounds
+from wima.core.statistics import last_rounds
 from wima.experiments.sheet import Sheet
 from wima.report.gather import Omitted, Trace
 from wima.report.measure import Measure

@@ -13,8 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wima.core.last import LAST
-from wima.core.statistics import RISK, Estimate, holm, of_independent, of_series
+from wima.core.statistics import LAST, RISK, Estimate, holm, of_independent, of_series
 
 Floats = NDArray[np.float64]
 Basis = Literal["seeds", "rounds"]

@@ -15,10 +15,9 @@ from wima.report.bands import draw_curve, sparse_until
 from wima.report.measure import Measure
 from wima.report.statistics import Curve
 from wima.report.strip import axes_of
-from wima.runs.folder import Run
-from wima.runs.names import OWN, label
-from wima.runs.overview import Row, ending, rows_of
-from wima.runs.records import Counts, Curves
+from wima.runs.folder import Row, Run, ending, rows_of
+from wima.runs.own_code import OWN, label
+from wima.runs.record import Counts, Curves
 
 HEADINGS = ("model", "mean", "deviation", "gain")
 

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from wima.core.distribution import QUANTILES
 from wima.core.errors import UsageError, check, unknown
-from wima.core.last import last_rounds
+from wima.core.statistics import QUANTILES, last_rounds
 from wima.core.vector import Vector
 from wima.report.measure import Measure
 from wima.report.summary import Summary, axes_for, draw, summary_of
-from wima.runs.records import Counts, Curves, as_line
-from wima.simulation.simulation import Record
-from wima.task.task import Task
+from wima.runs.record import Counts, Curves, as_line
+from wima.simulation.simulate import Record
+from wima.simulation.task import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]

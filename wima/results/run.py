@@ -17,16 +17,14 @@ from wima.results.result import Models, Result
 from wima.runs import launch
 from wima.runs.build import build_task
 from wima.runs.folder import MALFORMED, Run, read_run as read_folder, seconds_of, state_of
-from wima.runs.names import OWN
+from wima.runs.launch import Progress, Silent
 from wima.runs.objects import choice_of, settings_of
-from wima.runs.progress import Progress, Silent
-from wima.runs.records import from_line
+from wima.runs.own_code import OWN
+from wima.runs.record import from_line
 from wima.runs.windows import UNREADABLE, vector_of
-from wima.simulation.arguments import check_parts, shown
-from wima.simulation.simulation import Simulation
-from wima.simulation.start import simulate
+from wima.simulation.simulate import Simulation, check_parts, shown, simulate
+from wima.simulation.task import Task
 from wima.storage.reading import check_file
-from wima.task.task import Task
 
 CHECKED = ("algorithm", "server_opt", "averagers", "schedule", "privacy")
 PARTS = (*CHECKED, "cohorts", "faults", "storage", "make")  # arguments that are objects

@@ -1,34 +1,194 @@
-"""Builds a task and a simulation from settings."""
+"""Builds a task and a simulation from settings, and plans its memory and disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from wima import algorithms, averaging, models
 from wima.algorithms import server_opt
-from wima.averaging import named
+from wima.algorithms.base import Algorithm
+from wima.averaging import Averager, Last, named
 from wima.core.checks import check_range
 from wima.core.errors import check
+from wima.core.machine import memory_available
 from wima.data.batches import LocalSGD
 from wima.data.bundle import Bundle
 from wima.data.load import load
-from wima.engine import exams, privacy
-from wima.engine.faults import Faults
-from wima.engine.options import RunOptions
-from wima.runs.names import IN_PYTHON, OWN, is_own, own_data
-from wima.runs.plan import check_plan, make_plan
+from wima.data.sets import check_name
+from wima.runs.folder import SNAPSHOTS
+from wima.runs.own_code import IN_PYTHON, OWN, is_own, own_data, own_thing
 from wima.runs.settings import Settings
-from wima.simulation import schedules
-from wima.simulation.simulation import Simulation
-from wima.simulation.start import simulate
+from wima.simulation import privacy, schedules
+from wima.simulation.clients import OVERHEAD
+from wima.simulation.faults import Faults
+from wima.simulation.measures import finetune as exams
+from wima.simulation.objectives import objective
+from wima.simulation.options import RunOptions
+from wima.simulation.simulate import Simulation, simulate
+from wima.simulation.task import Task, make_task
+from wima.storage.ring import BLOCK
 from wima.storage.segments import Segments, Storage
-from wima.task.objectives import objective
-from wima.task.task import Task, make_task
+from wima.storage.states import size
+
+KINDS: dict[str, tuple[str, Any]] = {  # setting -> what it is, and the module with its registry
+    "algorithm": ("algorithm", algorithms),
+    "server": ("server optimizer", server_opt),
+    "schedule": ("schedule", schedules),
+    "averagers": ("averager", averaging),
+    "privacy": ("privacy", privacy),
+    "finetune": ("fine-tuning", exams),
+}
+
+
+def check_choice(setting: str, choice: Any) -> None:
+    """Raise `UsageError` unless the choice exists and accepts its hyper-parameters."""
+    if setting == "data":
+        own_thing("data", choice.name) if is_own(choice.name) else check_name(choice.name)
+    elif setting == "model":  # needs the shape of examples, so it is not built here
+        choice.call("model", models.BY_NAME)
+    elif choice is not None:
+        kind, module = KINDS[setting]
+        choice.make(kind, module.BY_NAME)
+
+
+class Plan(NamedTuple):
+    """Upper bounds, in bytes."""
+
+    model: int
+    averages: int  # sums and other states of averagers
+    window: int  # past models
+    clients: int  # clients' states
+    memory: int  # the total in memory
+    disk: int  # checkpoints, records, final models and snapshots
+    snapshots: int = 0  # included in disk
+
+    def in_words(self, settings: Settings) -> str:
+        """The plan in words."""
+        where = {"memory": "in memory", "files": "in files"}[settings.window_store]
+        budget = settings.client_memory_gb
+        limit = "in memory" if budget is None else f"{budget:g} GB in memory, the rest in files"
+        parts = [f"model {gigabytes(self.model)}"]
+        parts += [f"averages {gigabytes(self.averages)}"] if self.averages else []
+        parts += [f"past models {gigabytes(self.window)} ({where})"] if self.window else []
+        if self.clients:
+            parts.append(f"clients' state up to {gigabytes(self.clients)} ({limit})")
+        needed = f"Memory: {', '.join(parts)}; {gigabytes(self.memory)} in total."
+        share = f", of which snapshots {gigabytes(self.snapshots)}" if self.snapshots else ""
+        return f"{needed} Disk: up to {gigabytes(self.disk)}{share}."
+
+
+def make_plan(
+    settings: Settings, task: Task, algorithm: Algorithm, averagers: Sequence[Averager]
+) -> Plan:
+    """The plan of a run."""
+    d = task.layout.size if task.layout else len(task.init(settings.seed))
+    w = torch.empty(d, device="meta")  # has a size but takes no memory
+    trained = w[: task.trained]
+    watched = [Last(), *averagers]
+    averages = sum(a.memory(w, settings.rounds) for a in averagers)
+    kept = 2 if settings.store_dtype == "bfloat16" else 4
+    window = max(a.history for a in watched) * d * kept
+    visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
+    clients = visits * size(algorithm.client_init(trained))
+    model = 4 * d
+    budget = float("inf") if settings.client_memory_gb is None else settings.client_memory_gb * 1e9
+    memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
+    memory += int(min(clients, budget)) + (OVERHEAD * visits if clients else 0)
+    total = 8 * d if settings.snapshots else 0  # the sum for the next snapshot
+    memory += 3 * total  # it is copied into tensors, then into bytes
+    snapshots = _snapshots_disk(settings, task, d)
+    disk = _records(settings, len(watched)) + len(watched) * model + snapshots
+    if settings.checkpoint_every or settings.checkpoint_minutes:
+        states = size(algorithm.init(trained)) + 2 * model  # server optimizers have at most two
+        disk += 3 * (model + states + averages + total)  # three while one is being written
+        disk += _ring_disk(settings, window, kept * d) + _clients_disk(settings, clients, visits)
+    else:
+        disk += window if settings.window_store == "files" else 0
+        disk += 2 * clients if settings.client_memory_gb is not None else 0
+    return Plan(model, averages, window, clients, memory, disk, snapshots)
+
+
+def _records(settings: Settings, models: int) -> int:
+    """Two copies of the records, and the times."""
+    return settings.rounds * (2 * (100 + 8 * settings.clients_per_round + 100 * models) + 50)
+
+
+def _ring_disk(settings: Settings, window: int, row: int) -> int:
+    """Three checkpoints share the past models that they have in common.
+
+    A segment is kept while any of its models is needed; with `files`, it has up to eight.
+    """
+    every = (settings.checkpoint_every or settings.rounds) * row
+    whole_segments = 3 * BLOCK * row if window and settings.window_store == "files" else 0
+    return window + 3 * min(every, window) + whole_segments
+
+
+def _clients_disk(settings: Settings, clients: int, visits: int) -> int:
+    """Half of a segment may be outdated; three checkpoints share the rest."""
+    between = (settings.checkpoint_every or settings.rounds) * settings.clients_per_round
+    return 2 * clients + 2 * clients * min(between, visits) // max(1, visits)
+
+
+def _snapshots_disk(settings: Settings, task: Task, d: int) -> int:
+    """Sums in float64, and metadata for each tensor."""
+    tensors = len(task.layout.slices) if task.layout else 1
+    count = settings.rounds // settings.snapshots if settings.snapshots else 0
+    return count * (8 * d + 200 * (1 + tensors))
+
+
+def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
+    """Refuse a run that does not fit; the message lists settings that would reduce its size."""
+    free, usage = memory_available(), shutil.disk_usage(_existing(folder))
+    # A pseudo file system such as /proc reports a size of 0; writing there fails anyway.
+    own = _bytes_in(folder) + min(plan.snapshots, _bytes_in(folder.parent / SNAPSHOTS))
+    disk = usage.free + own if usage.total else plan.disk
+    advice, sparser = [], ["snapshots=0"] if plan.snapshots else []
+    if plan.window and settings.window_store == "memory":
+        advice.append("window_store=files")
+    if plan.clients and settings.client_memory_gb is None:
+        advice.append("client_memory_gb=1")
+    smaller = ["a smaller window"] if plan.window else []
+    smaller += ["store_dtype=bfloat16"] if plan.window and settings.store_dtype == "float32" else []
+    if folder.parent.exists():  # a resumed run: its result must stay the same
+        smaller = []
+    check(
+        plan.memory <= free,
+        f"The run needs {gigabytes(plan.memory)} of memory, but only {gigabytes(free)} is free. "
+        f"Settings that need less: {', '.join([*advice, *smaller]) or 'a smaller model'}.",
+    )
+    check(
+        plan.disk <= disk,
+        f"The run needs up to {gigabytes(plan.disk)} on the disk of {folder}, but only "
+        f"{gigabytes(disk)} is free. Settings that need less: "
+        f"{', '.join([*sparser, *smaller, 'checkpoint_every=0 checkpoint_minutes=0'])}.",
+    )
+
+
+def _bytes_in(folder: Path) -> int:
+    """Space that the run itself already uses and will overwrite."""
+    return sum(file.stat().st_size for file in folder.glob("*"))
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest existing parent folder."""
+    path = folder.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def gigabytes(count: float) -> str:
+    """A human-readable number of bytes."""
+    for unit, much in (("GB", 1e9), ("MB", 1e6)):
+        if count >= much:
+            return f"{count / much:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"
 
 
 def build_task(settings: Settings) -> Task:

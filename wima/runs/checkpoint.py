@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wima.core.errors import RunError
 from wima.runs.snapshots import Snapshots, Sum
-from wima.simulation.simulation import Simulation
+from wima.simulation.simulate import Simulation
 from wima.storage import manifests
 from wima.storage.manifests import MALFORMED, Saved
 from wima.storage.ring import Ring

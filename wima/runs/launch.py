@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
+from rich.console import Console
+from rich.progress import TextColumn
+
 from wima.core.errors import Diverged, RunError, UsageError, check
-from wima.core.text import echo
-from wima.engine import NAMES
-from wima.engine.malloc import keep_freed_memory
+from wima.core.progress import is_live, progress_bar
+from wima.core.signals import Interrupted, Pruned, StopRequest, forget_viewers
+from wima.core.text import cell, echo, printable
 from wima.runs import checkpoint
 from wima.runs.build import build
 from wima.runs.folder import (
@@ -27,19 +30,79 @@ from wima.runs.folder import (
     run_name,
 )
 from wima.runs.identity import check_same, identity_of, own_code, remarks_on
-from wima.runs.names import IN_PYTHON, OWN
-from wima.runs.progress import Progress
+from wima.runs.own_code import IN_PYTHON, OWN
 from wima.runs.ranks import check_rank_0, settings_to_resume
-from wima.runs.records import RECORDS, sums
+from wima.runs.record import RECORDS, sums
 from wima.runs.settings import Settings
-from wima.runs.signals import Interrupted, Pruned, StopRequest, forget_viewers
 from wima.runs.snapshots import Snapshots
-from wima.runs.trackers.dispatch import Trackers
-from wima.simulation.simulation import Record, Simulation
+from wima.runs.track.dispatch import Trackers
+from wima.simulation.engines import NAMES
+from wima.simulation.engines.shared import keep_freed_memory
+from wima.simulation.simulate import Record, Simulation
 from wima.storage import manifests
 from wima.storage.files import replace_text
 from wima.storage.lock import Lock
 from wima.storage.segments import Segments
+
+
+class Progress:
+    """Shows each round's accuracy, the pace and the time left."""
+
+    def __init__(self, rounds: int, done: int = 0, console: Console | None = None) -> None:
+        self.rounds, self._done, self.console = rounds, done, console or Console()
+        self._begin, self._latest, self._lines = time.perf_counter(), "", max(1, rounds // 10)
+        self._bar = progress_bar(
+            "round {task.completed:.0f}/{task.total:.0f}",
+            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.fields[pace]}"),
+            console=self.console,
+        )
+        self._task = self._bar.add_task("", total=rounds, pace="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def update(self, record: Record) -> None:
+        """Show a finished round."""
+        if record.metrics:
+            self._latest = printable(_describe(record))
+        seconds = time.perf_counter() - self._begin
+        rounds_run = record.t - self._done
+        pace = f"{rounds_run / max(seconds, 1e-9):.1f} rounds/s"
+        self._bar.update(self._task, completed=record.t, description=self._latest, pace=pace)
+        last = record.t == self.rounds
+        if not is_live(self.console) and (record.t % self._lines == 0 or last):
+            left = seconds / rounds_run * (self.rounds - record.t)
+            line = f"round {record.t}/{self.rounds}  {self._latest}  {pace}  {left:.0f} s left"
+            self.console.print(cell(line), soft_wrap=True)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __init__(self, rounds: int, done: int = 0) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def update(self, record: Record) -> None: ...
+
+
+def _describe(record: Record) -> str:
+    """The first metric of each model, in percent if it is accuracy, and its window if it varies."""
+    parts = []
+    for model, metrics in record.metrics.items():
+        name, value = next(iter(metrics.items()))
+        shown = f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.4f}"
+        window = f" (W {record.windows[model]})" if model in record.windows else ""
+        parts.append(f"{model}{window} {shown}")
+    return "  ".join(parts)
 
 
 class Following(Protocol):

@@ -10,13 +10,13 @@ from wima import algorithms, averaging
 from wima.algorithms import server_opt
 from wima.algorithms.fedavg import FedAvg
 from wima.averaging import named
-from wima.engine.faults import Faults
-from wima.engine.privacy import BY_NAME as PRIVACY
-from wima.runs.names import OWN
+from wima.runs.own_code import OWN
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.simulation import schedules
-from wima.simulation.start import sorted_out
-from wima.task.task import Task
+from wima.simulation.faults import Faults
+from wima.simulation.privacy import BY_NAME as PRIVACY
+from wima.simulation.simulate import sorted_out
+from wima.simulation.task import Task
 
 PARTS = {  # arguments of `simulate` that settings can name
     "server_opt": ("server", server_opt.BY_NAME, server_opt.SGD),

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wima.core.errors import check
-from wima.engine import EXACT
 from wima.runs.build import build
 from wima.runs.folder import Run, read_run
 from wima.runs.settings import CHANGEABLE, Settings, change_settings
-from wima.simulation.simulation import Simulation
+from wima.simulation.engines import EXACT
+from wima.simulation.simulate import Simulation
 
 
 def helps(settings: Settings) -> bool:
     """Whether this process works for rank 0; checks that all ranks have the same settings."""
     if settings.engine != "distributed":
         return False
-    from wima.engine.group import join  # imported here: only distributed runs need it
+    from wima.simulation.engines.group import join  # imported here: only distributed runs need it
 
     group = join()
     more = {"collective": settings.collective, "device": settings.device}

@@ -2,16 +2,18 @@
 
 A choice by name with hyper-parameters (algorithm, server, averagers) is written
 `"wima:window=50:part=classifier"` or `{name = "wima", window = 50, part = "classifier"}`.
-A name may refer to a user's own class or function; see `runs/names.py`.
+A name may refer to a user's own class or function; see `runs/own_code.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 import tomli_w
@@ -27,17 +29,67 @@ from pydantic import (
 
 from wima.core.errors import Mistakes, UsageError, check, unknown
 from wima.data.local_sgd import LocalSGD
-from wima.engine import NAMES as ENGINES
-from wima.engine.faults import Faults
-from wima.engine.options import RunOptions
 from wima.runs.mistakes import explain
-from wima.runs.names import check_call, find, parameters, split
-from wima.runs.tables import (
-    parse_override as parse_override,
-    presets as presets,
-    read_table as read_table,
-    read_toml as read_toml,
-)
+from wima.runs.own_code import check_call, find, parameters, split
+from wima.simulation.engines import NAMES as ENGINES
+from wima.simulation.faults import Faults
+from wima.simulation.options import RunOptions
+from wima.storage.reading import read_text
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+def read_table(source: str) -> dict[str, Any]:
+    """The table in a .toml file or a preset."""
+    check(
+        "=" not in source or source.endswith(".toml"),
+        f"Expected a preset or a .toml file before the settings, got {source!r}; for example: "
+        f"wima run digits {source}",
+    )
+    path = Path(source) if source.endswith(".toml") else PRESETS / f"{source}.toml"
+    if not path.is_file() and not source.endswith(".toml"):
+        raise unknown("preset", source, presets())
+    return read_toml(path)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file."""
+    try:
+        return tomllib.loads(read_text(path))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
+    except UsageError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+
+
+def presets() -> list[str]:
+    """The names of all presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value`, with the value as TOML reads it; with commas a list, otherwise a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"Expected key=value without spaces, got {text!r}.")
+    read = _value(value)
+    if isinstance(read, str) and read == value and "," in value:
+        return key.strip(), [_value(part) for part in value.split(",")]
+    return key.strip(), read
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # not TOML, or too many digits or levels
+        pass
+    try:
+        return float(text)  # .1 and 1. are numbers too
+    except ValueError:
+        return text
+
 
 CHOICES = ("data", "model", "algorithm", "server", "schedule", "privacy", "finetune")
 INSTEAD = (("window", "averagers"), ("alpha", "split"))  # one replaces the other
@@ -269,7 +321,7 @@ def _check_values(settings: Settings, keys: Set[str], mistakes: Mistakes) -> Non
     if settings.engine not in ENGINES:
         mistakes.add(str(unknown("engine", settings.engine, ENGINES)))
     for name in sorted(keys & {*CHOICES, "averagers"}):
-        from wima.runs.registries import check_choice  # imported here: it imports torch
+        from wima.runs.build import check_choice  # imported here: it imports torch
 
         given = getattr(settings, name)
         for choice in given if isinstance(given, list) else [given] if given else []:

@@ -23,10 +23,10 @@ from wima.core.vector import Layout, Vector
 from wima.runs.build import build_task
 from wima.runs.folder import MALFORMED, SNAPSHOTS, Run
 from wima.runs.snapshots import ABOUT, checksum, files_in
+from wima.simulation.task import data_checksum
 from wima.storage.files import new_file
 from wima.storage.reading import check_file
 from wima.storage.states import DTYPES
-from wima.task.task import data_checksum
 
 UNREADABLE: tuple[type[Exception], ...] = (*MALFORMED, SafetensorError, RuntimeError)
 

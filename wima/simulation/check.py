@@ -16,9 +16,8 @@ from wima.core.randomness import rng
 from wima.core.vector import Vector, vectors
 from wima.data.batches import Batch
 from wima.data.federated import FederatedData
-from wima.simulation.simulation import Simulation
-from wima.simulation.start import simulate
-from wima.task.task import Task
+from wima.simulation.simulate import Simulation, simulate
+from wima.simulation.task import Task
 
 FLAGS = {  # class attributes that engines read
     "full_gradient": get_args(FullGradient),

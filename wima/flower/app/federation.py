@@ -30,8 +30,6 @@ from wima.algorithms.base import State
 from wima.algorithms.traffic import emptied, reads, sends_extra
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Vector
-from wima.engine.base import Engine, RoundState, Setup
-from wima.engine.server import Updates, observed, step
 from wima.flower.app.options import Options, check_known
 from wima.flower.app.records import pack, to_arrays
 from wima.flower.app.result import as_result
@@ -41,7 +39,9 @@ from wima.flower.app.updates import Rejected, Update, read_update, too_long
 from wima.runs import launch
 from wima.runs.folder import read_run
 from wima.runs.settings import Settings
-from wima.simulation.arguments import check_server_rule
+from wima.simulation.engines.base import Engine, RoundState, Setup
+from wima.simulation.server import Updates, observed, step
+from wima.simulation.simulate import check_server_rule
 
 log = logging.getLogger(__name__)
 GRADIENT = f"{MessageType.TRAIN}.gradient"

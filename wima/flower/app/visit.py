@@ -16,13 +16,13 @@ from wima.core.errors import check
 from wima.core.vector import Vector, one_thread
 from wima.data.batches import LocalSGD
 from wima.data.federated import Array, FederatedData
-from wima.engine.local import Problem, Solver, visit_of
 from wima.flower.app.memory import NodeMemory
 from wima.flower.app.options import check_known
 from wima.flower.app.records import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
 from wima.runs.settings import Choice, Settings, make_settings
-from wima.task.task import Task
+from wima.simulation.local import Problem, Solver, visit_of
+from wima.simulation.task import Task
 
 
 class OwnData(FederatedData):

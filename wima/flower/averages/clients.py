@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from wima.core.checks import is_number
-from wima.core.distribution import summary
+from wima.core.statistics import summary
 from wima.flower.averages.models import log
 
 

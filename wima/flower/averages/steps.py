@@ -15,8 +15,8 @@ from typing import Generic, TypeAlias, TypeVar
 import torch
 
 from wima.core.vector import Vector
-from wima.engine.base import RunningMean
 from wima.flower.averages.models import Arrays, Models, flatten, log, shapes_of
+from wima.simulation.engines.base import RunningMean
 
 Packed = TypeVar("Packed")  # Flower's type of a model
 Reply = TypeVar("Reply")

@@ -17,7 +17,6 @@ from flwr.common.constant import ErrorCode  # not part of Flower's public API
 
 from wima.core.errors import RunError, UsageError
 from wima.core.vector import one_thread
-from wima.engine.child import Exited, exit_message, launch, pickled
 from wima.flower.grid.generators import preserved
 from wima.flower.grid.node import (
     context_bytes,
@@ -29,6 +28,7 @@ from wima.flower.grid.node import (
     visit,
     write_frames,
 )
+from wima.simulation.engines.worker import Exited, exit_message, launch, pickled
 
 Answer = tuple[Message, RecordDict | None]  # the reply, and the node's new state unless it failed
 

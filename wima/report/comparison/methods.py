@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from wima.core.errors import check, unknown
 from wima.report.gather import Trace
-from wima.runs.names import is_own, label, split
+from wima.runs.own_code import is_own, label, split
 from wima.runs.settings import CHOICES, NOT_IN_RESULTS, Settings
 
 # Runs of one method may differ in these: averages never affect training.

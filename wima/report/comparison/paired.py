@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wima.core.errors import UsageError, check, unknown
-from wima.core.last import last_rounds
+from wima.core.statistics import last_rounds
 from wima.report.comparison.methods import Method, by_size, methods_of
 from wima.report.gather import Omitted, Trace, gather
 from wima.report.measure import Measure

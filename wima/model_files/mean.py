@@ -1,0 +1,258 @@
+"""The mean of saved checkpoints, computed piece by piece.
+
+A group of pieces is read from every file, oldest first, summed in float64 and written, before the
+next group is read.  So memory does not grow with the model, and at most one file is open at a time.
+For a compressed file, 40 kB of state are kept between groups, so that nothing is unpacked twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from wima.core.checks import check_count, check_range
+from wima.core.errors import check
+from wima.core.shapes import LINEAR, check_shape, weight
+from wima.model_files.npz import Streams
+from wima.model_files.read import Checkpoint, open_checkpoint
+from wima.model_files.tensors import Array, Spec, decode, encode
+from wima.model_files.write import Content, check_ending, in_file_order, write
+
+PIECE = 2**18  # numbers read at once: they fit into a processor's cache
+GROUP = 2**22  # numbers summed at a time: 32 MB in float64
+
+
+@dataclass(frozen=True)
+class Window:
+    """The mean of the last `window` checkpoints, or of all if there are fewer.
+
+    The operations and their order are those of `WIMA` until its window is full.  shape: of the
+    weights; see `core.shapes`.
+    """
+
+    window: int = 100
+    shape: str = LINEAR
+
+    def __post_init__(self) -> None:
+        check_count("--window", self.window)
+        check_shape("--shape", self.shape)
+
+    @property
+    def name(self) -> str:
+        shape = "" if self.shape == LINEAR else f", {self.shape}"
+        return "plain" if self.window == 1 else f"W = {self.window}{shape}"
+
+    @property
+    def option(self) -> str:
+        """The option of `wima average` that selects it."""
+        shape = "" if self.shape == LINEAR else f" --shape {self.shape}"
+        return f"--window {self.window}{shape}"
+
+    @property
+    def span(self) -> float:
+        """The number of checkpoints averaged."""
+        return float(self.window)
+
+    def newest(self, files: Sequence[Path]) -> Sequence[Path]:
+        """The files that are averaged, oldest first."""
+        return files[-self.window :]
+
+    def add(self, total: Array, x: Array, seen: int, count: int) -> None:
+        """Add the next of `count` checkpoints; `seen` were added before it."""
+        share = weight(self.shape, seen, count)
+        total += x if share == 1 else np.multiply(x, share, dtype=total.dtype)
+
+    def value(self, total: Array, seen: int) -> Array:
+        """The average of the checkpoints added."""
+        return total / seen
+
+
+@dataclass(frozen=True)
+class Decay:
+    """e <- decay * e + (1 - decay) * w over all checkpoints, from the first one."""
+
+    decay: float
+
+    def __post_init__(self) -> None:
+        check_range("--ema", self.decay, least=0, below=1)
+
+    @property
+    def name(self) -> str:
+        return f"EMA {self.decay:g}"
+
+    @property
+    def option(self) -> str:
+        return f"--ema {self.decay:g}"
+
+    @property
+    def span(self) -> float:
+        """The window with the same mean age of checkpoints."""
+        return (1 + self.decay) / (1 - self.decay)
+
+    def newest(self, files: Sequence[Path]) -> Sequence[Path]:
+        return files
+
+    def add(self, total: Array, x: Array, seen: int, count: int) -> None:
+        total *= self.decay
+        total += np.multiply(x, 1 - self.decay if seen else 1, dtype=total.dtype)
+
+    def value(self, total: Array, seen: int) -> Array:
+        return total
+
+
+Rule: TypeAlias = Window | Decay
+
+
+class Averaged(NamedTuple):
+    """What was written."""
+
+    files: list[Path]  # those averaged
+    tensors: int
+    numbers: int
+
+
+class Piece(NamedTuple):
+    name: str
+    begin: int
+    end: int
+
+
+class AveragePlan(NamedTuple):
+    """What is averaged, and how."""
+
+    files: list[Path]  # those averaged, oldest first
+    rule: Rule
+    tensors: dict[str, Spec]  # of every file, in the order in which they are written
+    averaged: set[str]  # for the others, the newest values are used
+    key: str | None
+
+
+def average_files(
+    files: Sequence[str | Path],
+    out: str | Path,
+    rule: Rule | None = None,
+    *,
+    part: Sequence[str] = (),
+    key: str | None = None,
+    force: bool = False,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Averaged:
+    """Write the average of checkpoints, given oldest first; by default the mean of the last 100.
+
+    Integer tensors are taken from the newest file.  With `part`, so are tensors whose names match
+    none of its patterns.
+
+    key: of the weights in PyTorch files.
+    progress: called with the completed share.
+
+    Examples:
+        >>> import torch, wima
+        >>> from safetensors.torch import load_file, save_file
+        >>> for step in (1, 2, 3):
+        ...     save_file({"w": torch.full((2,), float(step))}, f"step-{step}.safetensors")
+        >>> files = ["step-1.safetensors", "step-2.safetensors", "step-3.safetensors"]
+        >>> averaged = wima.average_files(files, "mean.safetensors")
+        >>> load_file("mean.safetensors")["w"]
+        tensor([2., 2.])
+    """
+    out, given, rule = Path(out), [Path(file) for file in files], rule or Window()
+    check_ending(out)
+    check(len(given) > 0, "Expected at least one checkpoint, got none.")
+    twice = out.resolve() in {file.resolve() for file in given}
+    check(not twice, f"--out {out} is one of the checkpoints; choose a different name.")
+    used = list(rule.newest(given))
+    tensors, metadata = _common(used, key)
+    averaged = {n for n, spec in tensors.items() if spec.floating and _matches(n, part)}
+    check(bool(averaged) or not part, f"--part {' '.join(part)} matches no tensor of {used[-1]}.")
+    pieces = _average(AveragePlan(used, rule, tensors, averaged, key), progress)
+    about = f"{rule.name}: {len(used)} files, {used[0].name} to {used[-1].name}"
+    write(out, Content(tensors, {**metadata, "wima": about}, pieces, used[-1], key), force)
+    return Averaged(used, len(tensors), sum(spec.numel for spec in tensors.values()))
+
+
+def _matches(name: str, part: Sequence[str]) -> bool:
+    return not part or any(fnmatchcase(name, pattern) for pattern in part)
+
+
+def _common(files: Sequence[Path], key: str | None) -> tuple[dict[str, Spec], dict[str, str]]:
+    """The tensors, which must be the same in all files, and the metadata of the newest."""
+    with closing(open_checkpoint(files[-1], key)) as newest:
+        tensors, metadata = in_file_order(newest.tensors), dict(newest.metadata)
+    check(bool(tensors), f"{files[-1]} holds no tensors.")
+    for file in files[:-1]:
+        with closing(open_checkpoint(file, key)) as checkpoint:
+            _compare(file, checkpoint.tensors, files[-1], tensors)
+    return tensors, metadata
+
+
+def _compare(
+    file: Path, tensors: Mapping[str, Spec], newest: Path, expected: Mapping[str, Spec]
+) -> None:
+    """Raise `UsageError` unless a file has the same tensors as the newest one."""
+    same = "expected checkpoints of the same model."
+    lacks, has = _some(set(expected) - set(tensors)), _some(set(tensors) - set(expected))
+    check(not lacks, f"{file} lacks {lacks}, which {newest} has; {same}")
+    check(not has, f"{file} has {has}, which {newest} lacks; {same}")
+    for name, spec in tensors.items():
+        for what, got, there in zip(Spec._fields, spec, expected[name], strict=True):
+            message = f"{file}: tensor {name!r} has {what} {got}, but {there} in {newest}; {same}"
+            check(got == there, message)
+
+
+def _some(names: set[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, sorted(names)[:3])) + more
+
+
+def _groups(tensors: Mapping[str, Spec]) -> Iterator[list[Piece]]:
+    """The pieces of all tensors in order, in groups of limited size."""
+    group: list[Piece] = []
+    size = 0
+    for name, spec in tensors.items():
+        for begin in range(0, spec.numel, PIECE):
+            group.append(Piece(name, begin, min(begin + PIECE, spec.numel)))
+            size += group[-1].end - begin
+            if size >= GROUP:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _average(plan: AveragePlan, progress: Callable[[float], None]) -> Iterator[Array]:
+    """The numbers of all tensors as they are stored, piece by piece."""
+    groups = list(_groups(plan.tensors))
+    streams: Streams = {}
+    newest_streams: Streams = {}
+    for done, group in enumerate(groups):
+        averaged = [piece for piece in group if piece.name in plan.averaged]
+        totals = {p: plan.tensors[p.name].zeros(p.end - p.begin) for p in averaged}
+        for seen, file in enumerate(plan.files):
+            with closing(open_checkpoint(file, plan.key, streams)) as checkpoint:
+                _add(plan, checkpoint, totals, seen)
+            progress((done + (seen + 1) / len(plan.files)) / len(groups))
+        with closing(open_checkpoint(plan.files[-1], plan.key, newest_streams)) as newest:
+            for piece in group:
+                total = totals.get(piece)
+                yield newest.read(*piece) if total is None else _value(plan, piece, total)
+
+
+def _add(
+    plan: AveragePlan, checkpoint: Checkpoint, totals: Mapping[Piece, Array], seen: int
+) -> None:
+    with np.errstate(all="ignore"):  # infinities and NaN are kept, as in the training loop
+        for piece, total in totals.items():
+            x = decode(checkpoint.read(*piece), plan.tensors[piece.name].dtype)
+            plan.rule.add(total, x, seen, len(plan.files))
+
+
+def _value(plan: AveragePlan, piece: Piece, total: Array) -> Array:
+    with np.errstate(all="ignore"):
+        value = plan.rule.value(total, len(plan.files))
+        return encode(value, plan.tensors[piece.name].dtype)

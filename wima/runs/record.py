@@ -1,0 +1,256 @@
+"""A run's records, as lines in files and as curves.
+
+`records.jsonl` has a line per round.  At every checkpoint, new lines are also appended to a copy
+among the checkpoints, so that no rounds are lost if one file is damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from math import isfinite, nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+
+from wima.core.checks import is_count, is_number
+from wima.storage.files import cannot_write, make_folder, written
+from wima.storage.reading import complete_lines
+
+if TYPE_CHECKING:
+    from wima.simulation.simulate import Record
+
+
+KEYS = ("clients", "calibration", "finetuned")  # of a record; each has an entry per model
+QUANTILES = 21  # of a summary; see `wima.core.statistics`
+
+
+class Extras(NamedTuple):
+    """The newest entry of each kind, and the cumulative bytes."""
+
+    newest: dict[str, tuple[int, dict[str, Any]]]  # key -> its last round, its entry then
+    sent: array[float]  # bytes to and from clients up to round 1, 2, ..., as far as recorded
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Add the record of the next round."""
+        t = record["t"]
+        kept = (*KEYS, "privacy")
+        self.newest.update({key: (t, record[key]) for key in kept if record.get(key)})
+        if "bytes" in record and len(self.sent) == t - 1:
+            now = record["bytes"]["down"] + record["bytes"]["up"]
+            self.sent.append(now + (self.sent[-1] if self.sent else 0))
+
+    def until(self, t: int | None) -> int | None:
+        """The bytes of the first t rounds; None if they are not all recorded."""
+        return int(self.sent[t - 1]) if t is not None and t <= len(self.sent) else None
+
+
+def are_extras(line: dict[str, Any]) -> bool:
+    """Whether the extras in a line are well-formed."""
+    sent = line.get("bytes", {"down": 0, "up": 0})
+    tuned = line.get("finetuned", {}).values()
+    bins = [one for own in line.get("calibration", {}).values() for one in own]
+    return (
+        all(is_count(sent[way], 0) and is_number(sent[way]) for way in ("down", "up"))
+        and all(map(_is_summary, line.get("clients", {}).values()))
+        and all(_is_summary(own[stage]) for own in tuned for stage in ("before", "after"))
+        and all(map(_is_bin, bins))
+    )
+
+
+def _is_summary(found: dict[str, Any]) -> bool:
+    """See `wima.core.statistics.summary`."""
+    numbers = [found["mean"], found["deviation"], found["worst"], *found["quantiles"]]
+    counts = [found.get("gained", 0), found.get("lost", 0)]
+    return (
+        len(numbers) == 3 + QUANTILES
+        and all(value is None or is_number(value) for value in numbers)
+        and is_count(found["count"])
+        and all(is_count(value, 0) and value <= found["count"] for value in counts)
+    )
+
+
+def _is_bin(found: list[Any]) -> bool:
+    count, *rest = found
+    fits = all(value is None or is_number(value) for value in rest) if count else not any(rest)
+    return is_count(count, 0) and is_number(count) and len(rest) == 2 and fits
+
+
+RECORDS, TIMES = "records.jsonl", "times.jsonl"
+NEEDED = ("t", "cohort", "lr", "metrics")  # in every line; other keys are optional
+OPTIONAL = (
+    *("dropped", "excluded", "windows", "privacy"),
+    *("bytes", "clients", "calibration", "finetuned"),
+)
+Values: TypeAlias = tuple["array[int]", "array[float]"]  # rounds, and a value for each
+Counts: TypeAlias = tuple["array[int]", "array[int]"]  # rounds, and a count for each
+
+
+def as_line(record: Record) -> dict[str, Any]:
+    """A record as JSON, which has no NaN or infinity."""
+    fields = record._asdict()
+    needed = {name: _mapped(fields[name], _or_none) for name in NEEDED}
+    more = {name: _mapped(fields[name], _or_none) for name in OPTIONAL if fields[name]}
+    return {**needed, **more}
+
+
+def _or_none(value: Any) -> Any:
+    return value if value is None or isfinite(value) else None
+
+
+def _or_nan(value: Any) -> Any:
+    return nan if value is None else value
+
+
+def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested mappings and lists with `change` applied to every value."""
+    if isinstance(tree, Mapping):
+        return {name: _mapped(branch, change) for name, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_mapped(branch, change) for branch in tree]
+    return change(tree)
+
+
+def from_line(line: dict[str, Any], seconds: float = nan) -> Record:
+    """The record of a line; the round's duration is in another file."""
+    from wima.simulation.simulate import Record  # imported here: it imports torch
+
+    found: dict[str, Any] = {
+        name: _mapped(line[name], _or_nan) for name in (*NEEDED, *OPTIONAL) if name in line
+    }
+    for name in {"dropped", "excluded"} & found.keys():
+        found[name] = tuple(found[name])
+    return Record(seconds=seconds, **found)
+
+
+def checked(line: Any) -> dict[str, Any]:
+    """A line of records.jsonl; raises `ValueError` if it is malformed."""
+    good = is_count(line["t"])
+    for metrics in line["metrics"].values():
+        for value in metrics.values():
+            good = good and (type(value) is float or value is None or is_number(value))
+    for count in line.get("windows", {}).values():
+        good = good and is_count(count) and count <= line["t"]
+    if not (good and are_extras(line)):
+        raise ValueError(f"invalid record {line!r:.80}")
+    return line  # type: ignore[no-any-return]
+
+
+class Curves(NamedTuple):
+    """Metrics and windows of models by round, in a hundredth of the memory of the records."""
+
+    metrics: dict[str, dict[str, Values]]  # model -> metric
+    windows: dict[str, Counts]  # model -> how many models it averaged
+    extras: Extras
+
+    @classmethod
+    def of(cls, records: Iterable[dict[str, Any]]) -> Self:
+        found = cls({}, {}, Extras({}, array("d")))
+        for record in records:
+            found._add(record)
+            found.extras.add(record)
+        return found
+
+    @property
+    def leading(self) -> str:
+        """Accuracy, or the first metric if there is none; empty if nothing was evaluated."""
+        known = next(iter(self.metrics.values()), {})
+        return "accuracy" if "accuracy" in known else next(iter(known), "")
+
+    def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]:
+        """Rounds in which a model's metric was evaluated, and its values."""
+        curves = self.metrics.get(model)
+        if curves is None:
+            return [], []
+        rounds, values = curves[metric]
+        if any(len(values) < len(other) for _, other in curves.values()):
+            raise KeyError(metric)
+        return list(rounds), list(values)
+
+    def _add(self, record: dict[str, Any]) -> None:
+        for model, metrics in record["metrics"].items():
+            curves = self.metrics.setdefault(model, {})
+            for metric, value in metrics.items():
+                if metric not in curves:
+                    curves[metric] = array("q"), array("d")
+                rounds, values = curves[metric]
+                rounds.append(record["t"])
+                values.append(nan if value is None else value)
+        for model, count in record.get("windows", {}).items():
+            if model not in self.windows:
+                self.windows[model] = array("q"), array("q")
+            rounds, counts = self.windows[model]
+            rounds.append(record["t"])
+            counts.append(count)
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The complete lines of a file; none if it does not exist."""
+    return complete_lines(path) if path.exists() else iter(())
+
+
+def sums(path: Path, counts: Collection[int]) -> dict[int, str]:
+    """n -> the checksum of the first n lines of a file, for each n that it has."""
+    found, total = {}, hashlib.sha256()
+    for number, line in enumerate(lines(path), 1):
+        total.update(line)
+        if number in counts:
+            found[number] = total.hexdigest()
+    return found
+
+
+def keep(source: Path, count: int, *targets: Path) -> None:
+    """Write the first `count` lines of a file to the targets."""
+    for target in targets:
+        with written(target) as draft, draft.open("wb") as file:
+            file.writelines(islice(lines(source), count))
+
+
+class RecordFiles:
+    """Appends rounds to a run's existing files.  copy: a second file for records."""
+
+    def __init__(self, folder: Path, copy: Path | None) -> None:
+        self._files = [(folder / name).open("ab") for name in (RECORDS, TIMES)]
+        self._sum, self._copy = hashlib.sha256(), copy
+        self._new: list[bytes] = []  # records that are not in the copy yet
+        self._copied = 0  # bytes
+        for line in lines(folder / RECORDS):
+            self._sum.update(line)
+            self._copied += len(line)
+
+    def append(self, record: object, time: object) -> None:
+        """Append a round; its time goes to another file, since it is not reproducible."""
+        new = [(json.dumps(line, allow_nan=False) + "\n").encode() for line in (record, time)]
+        for file, line in zip(self._files, new, strict=True):
+            try:
+                file.write(line)
+                file.flush()
+            except OSError as error:
+                raise cannot_write(Path(file.name), error) from error
+        self._sum.update(new[0])
+        if self._copy is not None:
+            self._new.append(new[0])
+
+    def save(self) -> str:
+        """Sync the records to disk; returns their checksum."""
+        try:
+            for file in self._files:
+                os.fsync(file.fileno())
+            if self._copy is not None:
+                make_folder(self._copy.parent)
+                with self._copy.open("ab") as copy:
+                    copy.truncate(self._copied)  # a failed attempt may have left data
+                    copy.writelines(self._new)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                    self._copied, self._new = copy.tell(), []
+        except OSError as error:
+            raise cannot_write(Path(self._files[0].name), error) from error
+        return self._sum.hexdigest()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()

@@ -1,0 +1,326 @@
+"""Engine `auto`: the fastest for this model on this machine, measured once and remembered.
+
+Trials take at most 3 s or 2 % of the run, whichever is more: the cheapest one comes first and shows
+how long the run will be.  A trial that would not fit into the remaining time is postponed until a
+longer run.
+
+So `auto` may choose different engines on different machines; the record of a run names its engine.
+`serial` and `processes` give the same bytes, `batched` the same up to rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from time import perf_counter as clock
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from wima.core.checks import is_number
+from wima.core.errors import RunError, UsageError, unknown
+from wima.core.machine import cores, processor
+from wima.core.vector import Vector, one_thread
+from wima.core.version import __version__
+from wima.data.cache import cache
+from wima.simulation.engines import NAMES
+from wima.simulation.engines.base import Engine, Setup, first_state
+from wima.simulation.engines.processes import Processes
+from wima.simulation.local import Solver
+from wima.simulation.options import RunOptions
+from wima.simulation.reference import Reference
+from wima.simulation.round import Pooled, Serial
+from wima.storage.files import replace_text
+from wima.storage.reading import read_text
+
+Make: TypeAlias = Callable[[str, Setup], Engine]
+SHORT = 2000  # steps of all clients in all rounds; for fewer, measuring takes longer than the run
+SLOW_STEP = 0.005  # seconds; above, arithmetic outweighs Python, and `batched` saves nothing
+SHORT_ROUND = 0.02  # seconds; below, messages to workers cost more than a second core gains
+PROBE = 4  # steps of a trial visit
+MEASURED = ("serial", "batched", "processes")
+TRIAL = 0.3  # seconds per trial, of at least two rounds
+LEAST = 3.0  # seconds for all trials, however short the run is
+SHARE = 0.02  # of the run's time, if that is more
+START = 1.5  # seconds that trials allow for the start of workers
+
+
+class Cost(NamedTuple):
+    """The time an engine takes."""
+
+    startup: float  # seconds
+    round: float
+
+    def total(self, rounds: int) -> float:
+        return self.startup + rounds * self.round
+
+
+Costs: TypeAlias = dict[str, Cost | None]  # None: postponed for lack of time
+
+
+class Chosen(NamedTuple):
+    """An engine, and the reason in words."""
+
+    name: str
+    why: str
+
+
+def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) -> Chosen:
+    """The fastest engine for this number of rounds; several: processes are allowed."""
+    steps = typical_steps(setup)
+    if setup.task.workspace is None:
+        return Chosen("serial", "the only one for a task made of functions")
+    if rounds * cohort * steps < SHORT:
+        return Chosen("serial", f"fewer than {SHORT:,} client steps, not worth a trial")
+    key, begin = fingerprint(setup, cohort, steps, several), clock()
+    known = recall(key)
+    trials = Trials(make, setup, cohort, steps, rounds, several, known)
+    try:
+        trials.run()
+    except RunError:
+        return Chosen("serial", "a trial failed")  # the run itself will report what is wrong
+    if trials.costs != known:
+        remember(key, trials.costs)
+    return _best(trials.costs, rounds, clock() - begin if trials.made else None)
+
+
+def _best(costs: Costs, rounds: int, seconds: float | None) -> Chosen:
+    """seconds: of trials, if there were any."""
+    totals = {name: cost.total(rounds) for name, cost in costs.items() if cost is not None}
+    shown = ", ".join(f"{name} {_in_words(total)}" for name, total in totals.items())
+    origin = "measured before" if seconds is None else f"trials took {_in_words(seconds)}"
+    postponed = ", ".join(name for name, cost in costs.items() if cost is None)
+    untried = f"; no time to try {postponed}" if postponed else ""
+    why = f"estimated time to train: {shown} ({origin}{untried})"
+    return Chosen(min(totals, key=totals.__getitem__), why)
+
+
+def _in_words(seconds: float) -> str:
+    for unit, much in (("h", 3600), ("min", 60)):
+        if seconds >= much:
+            return f"{seconds / much:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def typical_steps(setup: Setup) -> int:
+    """The steps of a client of average size."""
+    sgd, mean = setup.sgd, _mean_size(setup)
+    size = mean if sgd.batch_size == "full" else sgd.batch_size
+    return sgd.steps or max(1, ceil(sgd.epochs * mean / size))
+
+
+def _mean_size(setup: Setup) -> float:
+    return setup.task.data.num_examples / setup.task.data.num_clients
+
+
+class Trials:
+    """Trial rounds with each engine that may be the fastest, until their time is used up."""
+
+    def __init__(
+        self,
+        make: Make,
+        setup: Setup,
+        cohort: int,
+        steps: int,
+        rounds: int,
+        several: bool,
+        known: Costs,
+    ) -> None:
+        self._make, self._setup, self._several = make, setup, several
+        self._cohort, self._steps, self._rounds = cohort, steps, rounds
+        size = setup.sgd.batch_size
+        full = setup.algorithm.full_gradient != "none"
+        self._extra = (1.0 if size == "full" else _mean_size(setup) / size) if full else 0.0
+        self._begin, self.costs = clock(), dict(known)
+        self.made: dict[str, float] = {}  # the seconds of each engine's last trial
+
+    def run(self) -> None:
+        """Complete `costs` as far as time allows."""
+        postponed = [name for name, cost in self.costs.items() if cost is None]
+        fresh = not self.costs
+        if fresh:
+            self._measure("serial", 1, 1)  # shows what a step costs, and thus the run
+            self._try("serial")
+            postponed = self._candidates()
+            self.costs |= dict.fromkeys(postponed)
+        tried = [name for name in postponed if self._try(name)]
+        # Repeat all of them, so that a busy moment does not decide.
+        for name in [*(["serial"] if fresh and tried else []), *tried]:
+            self._try(name, again=True)
+
+    def _candidates(self) -> list[str]:
+        """The engines besides `serial` that may be the fastest."""
+        space, found = self._setup.task.workspace, []
+        # `batched` draws dropout masks for all clients at once, so they differ from other engines'.
+        if self._step() < SLOW_STEP and space is not None and not space.random:
+            found.append("batched")
+        if self._several and self._serial().round > SHORT_ROUND:
+            found.append("processes")
+        return found
+
+    def _try(self, name: str, again: bool = False) -> bool:
+        """Run a trial of the usual size if there is time; return whether the engine can be used."""
+        clients, steps = self._size()
+        seconds = self.made[name] if again else self._expected(name, clients, steps)
+        if clock() + seconds > self._limit():
+            return False
+        before = self.costs.get(name) if again else None
+        try:
+            self._measure(name, clients, steps)
+        except UsageError:  # BatchNorm, an operator unknown to vmap, a model that cannot be sent
+            del self.costs[name]
+            return False
+        now = self.costs[name]
+        if before is not None and now is not None:
+            self.costs[name] = Cost(*map(min, zip(before, now, strict=True)))
+        return True
+
+    def _expected(self, name: str, clients: int, steps: int) -> float:
+        """The expected seconds of two trial rounds."""
+        serial = 2 * clients * self._work(steps) * self._step()
+        return START + serial / min(cores(), self._cohort) if name == "processes" else serial
+
+    def _measure(self, name: str, clients: int, steps: int) -> None:
+        """Run trial rounds; convert their time to the clients and steps of the run."""
+        probe, begin = self._setup._replace(sgd=replace(self._setup.sgd, steps=steps)), clock()
+        cost = measure(self._make, name, probe, clients, self._limit())
+        self.made[name] = clock() - begin
+        scale = self._cohort * self._work(self._steps) / (clients * self._work(steps))
+        self.costs[name] = Cost(cost.startup, scale * cost.round)
+
+    def _size(self) -> tuple[int, int]:
+        """The clients and steps of a trial round; if steps are slow, a few are enough."""
+        steps = min(self._steps, PROBE)
+        if self._cohort * self._work(steps) * self._step() < TRIAL:
+            return self._cohort, steps
+        clients = min(self._cohort, 2 * cores())
+        return clients, max(1, min(steps, int(TRIAL / (clients * self._step()))))
+
+    def _work(self, steps: int) -> float:
+        """The work of a visit in steps; a full gradient counts as one epoch."""
+        return steps + self._extra
+
+    def _serial(self) -> Cost:
+        cost = self.costs["serial"]
+        assert cost is not None
+        return cost
+
+    def _step(self) -> float:
+        """The seconds per step."""
+        return self._serial().round / (self._cohort * self._work(self._steps))
+
+    def _limit(self) -> float:
+        """When the trials must end, judging by the fastest engine so far."""
+        totals = [cost.total(self._rounds) for cost in self.costs.values() if cost is not None]
+        return self._begin + max(LEAST, SHARE * min(totals, default=0.0))
+
+
+def measure(make: Make, name: str, probe: Setup, clients: int, limit: float) -> Cost:
+    """The time of the fastest of two or more rounds with the first clients, until the limit."""
+    begin = clock()
+    engine = make(name, probe)
+    startup, least, cohort = clock() - begin, float("inf"), list(range(clients))
+    end, t = min(limit, clock() + TRIAL), 0
+    try:
+        with one_thread():
+            while t < 2 or (clock() < end and t < 20):
+                state = first_state(probe)
+                before = clock()
+                engine.round(state, t, cohort, lr=1e-3)
+                least, t = min(least, clock() - before), t + 1
+    finally:
+        engine.close()
+    return Cost(startup, least)
+
+
+def fingerprint(setup: Setup, cohort: int, steps: int, several: bool) -> str:
+    """What the costs depend on: model, work, machine and versions."""
+    space, data = setup.task.workspace, setup.task.data
+    assert space is not None and setup.task.layout is not None
+    model = (str(space.module), sorted(setup.task.layout.shapes.items()))
+    work = (data.x.shape[1:], str(data.x.dtype), str(setup.sgd), cohort, steps, several)
+    machine = (processor(), cores(), platform.platform())
+    versions = (torch.__version__, __version__, platform.python_version())
+    return hashlib.sha256(
+        repr((model, work, setup.algorithm, machine, versions)).encode()
+    ).hexdigest()
+
+
+def recall(key: str) -> Costs:
+    """The costs measured before, if any; the file is not trusted."""
+    try:
+        entry = _read()[key].items()
+        costs = {name: None if cost is None else Cost(*cost) for name, cost in entry}
+    except (KeyError, TypeError, AttributeError):
+        return {}
+    known = costs.get("serial") is not None and all(name in MEASURED for name in costs)
+    numbers = (number for cost in costs.values() if cost is not None for number in cost)
+    return costs if known and all(map(is_number, numbers)) else {}
+
+
+def remember(key: str, costs: Costs) -> None:
+    """Keep the costs in the cache, if it is writable."""
+    known = {**_read(), key: costs}
+    with contextlib.suppress(RunError):
+        replace_text(_file(), json.dumps(known))
+
+
+def _file() -> Path:
+    return cache() / "engines.json"
+
+
+def _read() -> dict[str, dict[str, list[float] | None]]:
+    try:
+        known = json.loads(read_text(_file()))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+MakeEngine: TypeAlias = Callable[[Setup], Engine]
+
+
+def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -> Engine:
+    """The engine that the options name.  models: how many are evaluated at a time."""
+    workers, cohort = options.workers, options.clients_per_round
+
+    def make(name: str, setup: Setup) -> Engine:
+        if name == "reference":
+            return Reference(setup)
+        if name == "serial":
+            return Pooled(name, setup, Serial(Solver(setup.task, setup.sgd, setup.seed)))
+        if name == "processes":
+            count = workers or min(cores(), cohort)
+            return Pooled(name, setup, Processes(setup, w, count, models))
+        if name == "batched":
+            from wima.simulation.engines.batched import (
+                Batched,  # imported here because workers do not need it
+            )
+
+            return Pooled(name, setup, Batched(setup, w))
+        if name == "distributed":
+            from wima.simulation.engines.ranks import distributed  # imported only if needed
+
+            return distributed(setup, w, options.collective)
+        raise unknown("engine", name, NAMES)
+
+    if options.engine != "auto":
+        return make(options.engine, setup)
+    if w.device.type != "cpu":  # on a GPU, `batched` if possible
+        try:
+            return make("batched", setup)
+        except UsageError:
+            return make("serial", setup)
+    if workers and workers > 1:  # explicitly requested
+        return make("processes", setup)
+    several = workers is None and min(cores(), cohort) > 1
+    chosen = choose(make, setup, cohort, options.rounds, several)
+    engine = make(chosen.name, setup)
+    engine.why = chosen.why
+    return engine

@@ -1,0 +1,199 @@
+"""Solving one client's local problem: the code that every fast engine runs.
+
+Its plain twin is in `reference.py`; tests compare the two bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from wima.algorithms.base import Local, Visit
+from wima.core.vector import Vector
+from wima.data.batches import Batch, LocalSGD, batches, everything
+from wima.simulation.task import Task
+
+
+class Problem(NamedTuple):
+    """A local problem with its address; without `local`, only the full gradient is computed."""
+
+    t: int
+    client: int
+    lr: float
+    w: Vector  # the global model, with its rest
+    local: Local | None
+    full_gradient: bool = False
+    path_gradient: bool = False
+    share: float = 1.0  # of its steps, which the client finishes
+
+
+class Solution(NamedTuple):
+    """Where the client's SGD ended (the whole vector), and the requested gradients."""
+
+    end: Vector | None
+    steps: int
+    gradient: Vector | None
+    path_gradient: Vector | None = None
+
+
+def visit_of(problem: Problem, solution: Solution) -> Visit:
+    """The client's visit as algorithms see it: only the trained part of the vector."""
+    assert problem.local is not None and solution.end is not None
+    start = problem.local.start
+    gradients = solution.gradient, solution.path_gradient
+    end = solution.end[: len(start)]
+    return Visit(start, end, solution.steps, problem.lr, problem.t, *gradients)
+
+
+def fresh_part(visit: Visit, local: Local) -> Vector:
+    """The client's own view of w: its full gradient at w, if it computed one.
+
+    Otherwise its delta minus the contribution of the problem's shift, which is an old direction.
+    """
+    fresh: Vector = visit.delta if visit.gradient is None else visit.gradient
+    if visit.gradient is None and isinstance(local.shift, torch.Tensor):
+        fresh -= local.shift * (visit.lr * visit.steps)
+    return fresh
+
+
+class Solver:
+    """Solves local problems in this process, one after another."""
+
+    def __init__(self, task: Task, sgd: LocalSGD, seed: int) -> None:
+        self.task, self.sgd, self.seed = task, sgd, seed
+
+    def solve(self, problem: Problem) -> Solution:
+        """Run the client's visit."""
+        gradient = None
+        if problem.full_gradient:
+            gradient = full_gradient(self.task, self.sgd, self.seed, problem)
+        if problem.local is None:
+            return Solution(None, 0, gradient)
+        path = torch.zeros_like(problem.local.start) if problem.path_gradient else None
+        end, steps = self._descend(problem, problem.local, path)
+        return Solution(end, steps, gradient, None if path is None else path / steps)
+
+    def _descend(self, problem: Problem, local: Local, path: Vector | None) -> tuple[Vector, int]:
+        """SGD on the local problem, in place; `path` accumulates the mini-batch gradients."""
+        trained = len(local.start)
+        space = None if local.anchored else self.task.workspace
+        whole = torch.empty_like(problem.w) if space is None else space.w
+        whole[:trained], whole[trained:] = local.start, problem.w[trained:]
+        y, velocity, k = whole[:trained], torch.zeros((), device=problem.w.device), 0
+        plain = space is not None and path is None and self._is_plain(local)
+        visit = (problem.client, self.sgd, self.seed, problem.t, problem.share)
+        for batch in batches(self.task.data, *visit):
+            k += 1
+            if space is None:
+                g = self._gradient(whole, local, batch)
+            elif plain:
+                space.descend(batch, problem.lr, self.sgd.weight_decay)
+                continue
+            else:
+                g = space.gradient(batch)
+                if self.sgd.weight_decay:
+                    g.add_(y, alpha=self.sgd.weight_decay)
+            if path is not None:
+                path.add_(g)
+            g = self._correct(g, y, local)
+            if self.sgd.momentum:
+                velocity = g = self.sgd.momentum * velocity + g
+            y.sub_(g, alpha=problem.lr)
+        return whole.clone(), k
+
+    def _is_plain(self, local: Local) -> bool:
+        """Whether the problem is FedAvg's: SGD on f_i alone."""
+        shifted = isinstance(local.shift, torch.Tensor) or local.shift != 0
+        corrected = local.scale != 1 or local.prox != 0 or shifted
+        return not corrected and self.sgd.clip is None and not self.sgd.momentum
+
+    def _gradient(self, whole: Vector, local: Local, batch: Batch) -> Vector:
+        """The mini-batch gradient; if anchored, minus the one at `start` on the same batch."""
+        trained, decay = len(local.start), self.sgd.weight_decay
+        g = self.task.gradient(whole, batch)
+        g = torch.add(g, whole[:trained], alpha=decay) if decay else g.clone()
+        if local.anchored:
+            anchor = torch.cat([local.start, whole[trained:]])
+            at_start = self.task.gradient(anchor, batch)
+            if decay:
+                at_start = torch.add(at_start, local.start, alpha=decay)
+            g = g - at_start
+        return g
+
+    def _correct(self, g: Vector, y: Vector, local: Local) -> Vector:
+        """scale * g + prox * (y - start) + shift, clipped; terms that are 0 are skipped."""
+        if local.scale != 1:
+            g.mul_(local.scale)
+        if local.prox:
+            g.add_(y - local.start, alpha=local.prox)
+        if isinstance(local.shift, torch.Tensor) or local.shift:
+            g.add_(local.shift)
+        if self.sgd.clip is not None:
+            g.mul_(min(1.0, self.sgd.clip / max(float(g.norm()), 1e-30)))
+        return g
+
+
+def full_gradient(task: Task, sgd: LocalSGD, seed: int, problem: Problem) -> Vector:
+    """The gradient at w of a client's mean loss over all its examples, weight decay included."""
+    n = task.data.size(problem.client)
+    total = torch.zeros_like(problem.w[: task.trained])
+    for batch in everything(task.data, problem.client, seed, problem.t):
+        total.add_(task.gradient(problem.w.clone(), batch), alpha=len(batch.x))
+    return torch.add(total / n, problem.w[: task.trained], alpha=sgd.weight_decay)
+
+
+def starts_at_w(problem: Problem) -> bool:
+    """Whether the client starts from the global model itself."""
+    return problem.local is None or problem.local.start.data_ptr() == problem.w.data_ptr()
+
+
+def fields_of(problem: Problem) -> dict[str, Any]:
+    """The problem without w and without the vectors in `vectors_of`."""
+    local, fields = problem.local, None
+    if local is not None:
+        fields = {
+            "start": "w" if starts_at_w(problem) else "vector",
+            "scale": float(local.scale),
+            "prox": float(local.prox),
+            "shift": "vector" if isinstance(local.shift, Tensor) else float(local.shift),
+            "anchored": bool(local.anchored),
+        }
+    return {
+        "t": problem.t,
+        "client": problem.client,
+        "lr": problem.lr,
+        "full_gradient": problem.full_gradient,
+        "path_gradient": problem.path_gradient,
+        "share": problem.share,
+        "local": fields,
+    }
+
+
+def vectors_of(problem: Problem) -> dict[str, Vector]:
+    """`start` and `shift`, if they are vectors other than w."""
+    if problem.local is None:
+        return {}
+    own = {} if starts_at_w(problem) else {"start": problem.local.start}
+    shift = problem.local.shift
+    return {**own, "shift": shift} if isinstance(shift, Tensor) else own
+
+
+def named_vectors(fields: dict[str, Any]) -> list[str]:
+    """The names in `vectors_of` of the problem with these fields."""
+    local = fields["local"] or {}
+    return [name for name in ("start", "shift") if local.get(name) == "vector"]
+
+
+def problem_of(
+    fields: dict[str, Any], w: Vector, trained: int | None, vectors: dict[str, Vector]
+) -> Problem:
+    """The inverse of `fields_of` and `vectors_of`."""
+    local, given = None, fields["local"]
+    if given is not None:
+        start = vectors["start"] if given["start"] == "vector" else w[:trained]
+        shift = vectors["shift"] if given["shift"] == "vector" else given["shift"]
+        local = Local(start, given["scale"], given["prox"], shift, given["anchored"])
+    wanted = fields["full_gradient"], fields["path_gradient"], fields["share"]
+    return Problem(fields["t"], fields["client"], fields["lr"], w, local, *wanted)

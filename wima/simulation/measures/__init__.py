@@ -1,0 +1,1 @@
+"""What is measured on the models of a round, and about the round itself."""

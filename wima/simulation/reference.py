@@ -1,0 +1,121 @@
+"""A round in plain code: the oracle for every other engine, and the one to debug with.
+
+No shared memory, no in-place tricks.  Errors in hooks name the round, client and hook; hooks that
+write to their arguments are reported in the same way.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from wima.algorithms.base import Local, State, Visit
+from wima.core.vector import Vector
+from wima.data.batches import batches
+from wima.simulation.engines.base import Engine, RoundState, RunningMean, Setup, located, untouched
+from wima.simulation.local import Problem, full_gradient
+
+
+class Reference(Engine):
+    """Runs rounds one client at a time, as the formulas read."""
+
+    name = "reference"
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
+        algorithm, data = self.setup.algorithm, self.setup.task.data
+        w, rest = state.w[: self.setup.trained], state.w[len(state.w[: self.setup.trained]) :]
+        server, observed, full = self._observe(state, t, cohort, lr)
+        deltas, extras, rests, counted = RunningMean(), RunningMean(), RunningMean(), []
+        fresh, private = RunningMean(), self.setup.private_sum(state)
+        for i in observed:
+            weight = self.setup.weight(i)
+            with located(t, "client_init", i), untouched(w):
+                client = state.memory.read(i, w)
+            with located(t, "local", i), untouched(w, server, client):
+                local = algorithm.local(w, server, client)
+            with located(t, "local training", i):
+                visit, end_rest = self._visit(state.w, local, t, i, lr)
+            if not self.setup.usable(visit, end_rest):
+                continue
+            with located(t, "client_finish", i), untouched(w, server, client, visit):
+                extra, client = algorithm.client_finish(visit, server, client)
+            if not self.setup.usable(visit.delta, rest - end_rest, extra, client):
+                continue
+            counted.append(i)
+            state.memory.write(i, client)
+            if private is not None:
+                private.add(visit.delta)
+                continue
+            deltas.add(visit.delta, weight)
+            shifted = isinstance(local.shift, torch.Tensor)
+            old = local.shift * (lr * visit.steps) if shifted else torch.zeros_like(w)
+            fresh.add(visit.delta - old if visit.gradient is None else visit.gradient, weight)
+            rests.add(rest - end_rest, weight)
+            if extra is not None:
+                extras.add(extra, weight if algorithm.extra_mean == "weighted" else 1.0)
+        delta, extra, moved = deltas.value, extras.value, rests.value
+        excluded = tuple(i for i in cohort if i not in counted)
+        clients, clip = len(counted), state.clip
+        if private is not None:
+            delta, clip = private.release(self.setup.seed, t)
+            moved, clients = torch.zeros_like(rest), self.setup.cohort
+        if delta is None or moved is None:
+            return state._replace(excluded=excluded, fresh=None)
+        fraction = clients / data.num_clients
+        with located(t, "server_update"), untouched(w, server, delta, extra):
+            gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
+        step, opt = self.setup.server_opt.update(gradient, state.opt)
+        w = torch.cat([w - step, rest - moved])
+        own = (fresh.value if full is None else full) if self.setup.fresh else None
+        own = delta if private is not None and self.setup.fresh else own
+        return RoundState(w, server, opt, state.memory, excluded, own, clip)
+
+    def _observe(
+        self, state: RoundState, t: int, cohort: list[int], lr: float
+    ) -> tuple[State, list[int], Vector | None]:
+        """Phase A of MIME: observe the mean full gradient at w; which clients go on to train."""
+        algorithm = self.setup.algorithm
+        if algorithm.full_gradient != "cohort":
+            return state.server, cohort, None
+        gradients, usable = RunningMean(), []
+        for i in cohort:
+            with located(t, "full gradient", i):
+                gradient = self._full_gradient(state.w, t, i, lr)
+            if self.setup.usable(gradient):
+                usable.append(i)
+                gradients.add(gradient, self.setup.weight(i))
+        mean = gradients.value
+        if mean is None:
+            return state.server, [], None
+        with located(t, "observe"), untouched(mean, state.server):
+            return algorithm.observe(mean, state.server), usable, mean
+
+    def _full_gradient(self, w: Vector, t: int, i: int, lr: float) -> Vector:
+        problem = Problem(t, i, lr, w, None, full_gradient=True)
+        return full_gradient(self.setup.task, self.setup.sgd, self.setup.seed, problem)
+
+    def _visit(self, w: Vector, local: Local, t: int, i: int, lr: float) -> tuple[Visit, Vector]:
+        """SGD on  scale * f_i(y) + prox/2 * |y - start|^2 + <shift, y>; also the final rest."""
+        task, sgd, start = self.setup.task, self.setup.sgd, local.start
+        own = self.setup.algorithm.full_gradient == "own"
+        gradient = self._full_gradient(w, t, i, lr) if own else None
+        y, rest, v, k = start, w[len(start) :], torch.zeros_like(start), 0
+        path = torch.zeros_like(start)
+        share = self.setup.faults.share(self.setup.seed, t, i)
+        for batch in batches(task.data, i, sgd, self.setup.seed, t, share):
+            whole = torch.cat([y, rest])
+            g = torch.add(task.gradient(whole, batch), y, alpha=sgd.weight_decay)
+            rest = whole[len(start) :]
+            if local.anchored:
+                at_start = task.gradient(torch.cat([start, rest]), batch)
+                g = g - torch.add(at_start, start, alpha=sgd.weight_decay)
+            path = path + g
+            g = torch.add(local.scale * g, y - start, alpha=local.prox) + local.shift
+            if sgd.clip is not None:
+                g = g * min(1.0, sgd.clip / max(float(g.norm()), 1e-30))
+            v = sgd.momentum * v + g
+            y, k = torch.sub(y, v, alpha=lr), k + 1
+        path_gradient = path / k if self.setup.algorithm.path_gradient else None
+        return Visit(start, y, k, lr, t, gradient, path_gradient), rest

@@ -1,0 +1,434 @@
+"""The round loop: sample, train, step, average, evaluate, record.
+
+for record in simulate(task, FedAvg(), averagers=[WIMA(50)], rounds=200, ...):
+    print(record.t, record.metrics)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from functools import cached_property
+from inspect import Signature, signature
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
+
+from wima import algorithms, averaging
+from wima.algorithms.base import Algorithm
+from wima.algorithms.fedavg import FedAvg
+from wima.algorithms.server_opt import BY_NAME as SERVERS, SGD, Momentum, ServerOpt
+from wima.algorithms.traffic import visit_bytes
+from wima.averaging import Averager, Watch, named
+from wima.core.errors import Diverged, RunError, check, unknown
+from wima.core.vector import Vector, one_thread
+from wima.data.batches import LocalSGD
+from wima.simulation import schedules
+from wima.simulation.cohorts import Cohorts, check_cohort_size, make_cohorts
+from wima.simulation.engines.auto import MakeEngine, make_engine
+from wima.simulation.engines.base import RoundState, Setup, first_state, located, untouched
+from wima.simulation.faults import Faults
+from wima.simulation.measures.evaluation import Detail, Metrics
+from wima.simulation.measures.finetune import BY_NAME as FINE_TUNING, FineTune
+from wima.simulation.measures.models import Examined, examine, finetuned, prepared
+from wima.simulation.options import RunOptions
+from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, Ledger, ledger
+from wima.simulation.schedules import Constant, Schedule
+from wima.simulation.task import Task, data_checksum
+from wima.storage.segments import Storage
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Record(NamedTuple):
+    """One round; its metrics are those of the models after t rounds.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> *_, last = wima.simulate(task, rounds=2, clients_per_round=2, lr=0.5)
+        >>> last.t, last.cohort, last.lr, sorted(last.metrics["plain"])
+        (2, [0, 1], 0.5, ['accuracy', 'loss'])
+    """
+
+    t: int  # completed rounds
+    cohort: list[int]
+    lr: float
+    metrics: dict[str, Metrics]  # name of the model -> metric -> value; empty if not evaluated
+    seconds: float
+    dropped: tuple[int, ...] = ()  # clients of the cohort that never answered
+    excluded: tuple[int, ...] = ()  # clients whose updates were not finite, see `Faults`
+    windows: Mapping[str, int] = NOTHING  # number of models in averages whose window varies
+    privacy: Mapping[str, float] = NOTHING  # epsilon so far, and the next clip
+    bytes: Mapping[str, int] = NOTHING  # sent to and by the clients of the round
+    clients: Mapping[str, Any] = NOTHING  # model -> its metric over clients, see `summary`
+    calibration: Mapping[str, Any] = NOTHING  # model -> bins of confidence, see `reliability`
+    finetuned: Mapping[str, Any] = NOTHING  # model -> clients before and after fine-tuning
+
+
+PATIENCE = 3  # consecutive rounds without a usable update that end the run
+
+
+class Simulation:
+    """An iterator of records that holds the current models: `w`, and `vectors()` by name.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> with wima.simulate(task, rounds=3, clients_per_round=2, engine="serial") as simulation:
+        ...     first = next(simulation)
+        >>> first.cohort, simulation.t, simulation.w.shape
+        ([0, 1], 1, torch.Size([10]))
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        options: RunOptions,
+        averagers: Mapping[str, Averager],
+        schedule: Schedule,
+        cohorts: Cohorts,
+        storage: Storage,
+        make: MakeEngine | None = None,
+        spent: Ledger | None = None,
+        finetune: FineTune | None = None,
+    ) -> None:
+        self.setup, self.options, self.rounds, self.t = setup, options, options.rounds, 0
+        self.between_rounds = True  # whether all state is that after t rounds
+        self.ledger, self._finetune = spent, finetune
+        self._closed, self._schedule, self._cohorts = False, schedule, cohorts
+        self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
+        self._unusable = 0  # consecutive rounds without a usable update
+        self.store = storage.store
+        self.state: RoundState = first_state(setup, store=self.store, budget=storage.client_bytes)
+        self._largest_norm = options.diverged * max(1.0, _norm(self.state.w))
+        layout = setup.task.layout
+        ring = {"mapped": self.store if storage.mapped_window else None, "dtype": storage.dtype}
+        self.watch = Watch(averagers, self.state.w, layout.mask if layout else None, **ring)
+        self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.trained)
+        models = len(self.watch.averagers)
+        self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
+        self.why = self._engine.why  # the reason why `auto` chose it; empty without `auto`
+
+    @property
+    def engine(self) -> str:
+        """The engine that runs the rounds."""
+        return self._engine.name
+
+    @property
+    def helps(self) -> bool:
+        """Whether this process only works for another that runs the rounds."""
+        return self._engine.helps
+
+    def facts(self) -> dict[str, str | float]:
+        """Facts about the run, besides its settings, to be recorded."""
+        noise = self.setup.privacy.noise if self.setup.privacy else None
+        return {
+            "engine": self.engine,
+            "clients": self.setup.task.data.num_clients,
+            "parameters": len(self.w),
+            "data_checksum": self._data_checksum,
+            **({"noise": noise} if noise is not None else {}),
+        }
+
+    @cached_property
+    def _data_checksum(self) -> str:
+        return data_checksum(self.setup.task)
+
+    @property
+    def w(self) -> Vector:
+        """The global model from which clients train next."""
+        return self.state.w
+
+    def vectors(self) -> dict[str, Vector]:
+        """The models to evaluate and serve: "plain" and every average."""
+        return self.watch.vectors()
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        if self.t == self.rounds or (not self._closed and self._engine.serve()):
+            self.close()
+            raise StopIteration
+        if self._closed:
+            raise RunError(f"The simulation was closed after {self.t} of {self.rounds} rounds.")
+        try:
+            with one_thread():
+                return self._round()
+        except BaseException:
+            self.state.memory.discard()
+            self.close()
+            raise
+
+    def _round(self) -> Record:
+        begin, t, lr = time.perf_counter(), self.t, self._lr(self.t)
+        cohort = self._cohort(t)
+        answer = self.setup.faults.survivors(self.setup.seed, t, cohort)
+        state = self._state_after(t, answer, lr)
+        self.between_rounds = False
+        state.memory.commit()
+        self.state = state
+        self.watch.update(self._served(), state.fresh)
+        found = self._examined(t + 1)
+        self.t, self.between_rounds = t + 1, True
+        dropped = tuple(client for client in cohort if client not in answer)
+        seconds = time.perf_counter() - begin
+        facts = (dropped, self.state.excluded, self.watch.used(), self._spent())
+        sent = self._visit_bytes.of_round(len(cohort), len(answer)) if self._visit_bytes else {}
+        return Record(self.t, cohort, lr, found.metrics, seconds, *facts, sent, *found[1:])
+
+    def _examined(self, t: int) -> Examined:
+        """The scores of the models after t rounds."""
+        if self._finetune and t == self.rounds:
+            about = (self._engine, self.setup.task, self.vectors())
+            return self._scored(t)._replace(finetuned=finetuned(*about, self._finetune, t))
+        return self._scored(t)
+
+    def _scored(self, t: int) -> Examined:
+        if not self.options.evaluates(t):
+            return Examined({})
+        self._begin(t)
+        detail = Detail(self.options.evaluates_clients(t), self.options.calibration)
+        return examine(self._engine, self.setup.task, self.vectors(), detail)
+
+    def _spent(self) -> dict[str, float]:
+        if self.ledger is None or self.state.clip is None:
+            return {}
+        return {"epsilon": self.ledger.epsilon(self.t), "clip": self.state.clip}
+
+    def _lr(self, t: int) -> float:
+        return self.options.lr * self._schedule.factor(t, self.rounds)
+
+    def _state_after(self, t: int, cohort: list[int], lr: float) -> RoundState:
+        """Run the round; without clients, the model stays the same."""
+        if not cohort and self.ledger is None:
+            return self.state._replace(excluded=(), fresh=None)
+        state = self._engine.round(self.state, t, cohort, lr)
+        unusable = bool(cohort) and len(state.excluded) == len(cohort)
+        self._unusable = self._unusable + 1 if unusable else 0
+        if self._unusable == PATIENCE:
+            raise RunError(f"No client sent a usable update in {PATIENCE} consecutive rounds.")
+        norm = _norm(state.w)
+        if not norm <= self._largest_norm:
+            raise Diverged(
+                f"round {t + 1}: the norm of the model is {norm:.3g}, more than "
+                f"{self._largest_norm:.3g}; a smaller lr may help."
+            )
+        return state
+
+    def _begin(self, t: int) -> None:
+        """Let workers that have finished evaluating start on the next round."""
+        cohort: list[int] = []
+        if t < self.rounds and self._engine.runs_ahead:
+            with suppress(Exception):  # from a user's cohorts: the round itself will report it
+                cohort = self.setup.faults.survivors(self.setup.seed, t, self._cohort(t))
+        if cohort:
+            self._engine.begin(self.state, t, cohort, self._lr(t))
+
+    def _cohort(self, t: int) -> list[int]:
+        """The clients of round t, drawn once: a user's function may be random."""
+        if t not in self._drawn:
+            self._drawn = {t: list(self._cohorts(self.setup.seed, t))}
+        return self._drawn[t]
+
+    def _served(self) -> Vector:
+        """The model to evaluate and average; for most algorithms w itself."""
+        w, trained = self.state.w, self.setup.trained
+        with located(self.t, "served"), untouched(w, self.state.server):
+            served = self.setup.algorithm.served(w[:trained], self.state.server)
+            expected = w[:trained].shape
+            check(served.shape == expected, f"expected shape {expected}, got {served.shape}.")
+        if served.data_ptr() == w.data_ptr():
+            return w
+        joined = w.clone()
+        joined[:trained] = served
+        return joined
+
+    def close(self) -> None:
+        """Stop the engine's workers; results remain readable."""
+        self._closed = True
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _norm(w: Vector) -> float:
+    """The norm of a model; 0 if tensors have no data."""
+    return 0.0 if w.is_meta else float(w.norm())
+
+
+Registry = Mapping[str, type[Any]]
+
+
+def check_parts(
+    task: Any,
+    algorithm: Any = None,
+    server_opt: Any = None,
+    averagers: Any = (),
+    schedule: Any = None,
+    privacy: Any = None,
+    finetune: Any = None,
+) -> None:
+    """Raise `UsageError` for objects of the wrong kind and say what to write; None: the default."""
+    check(
+        isinstance(task, Task),
+        f"task must be made by wima.make_task(model, data, test), got {task!r:.80}; to run a "
+        "preset, use `wima run`.",
+    )
+    if algorithm is not None:
+        fits = isinstance(algorithm, Algorithm)
+        _check("algorithm", fits, algorithm, algorithms.BY_NAME)
+    for averager in _listed(averagers):
+        fits = isinstance(averager, Averager)
+        _check("averagers", fits, averager, averaging.BY_NAME)
+    if server_opt is not None:
+        _check("server_opt", _has(server_opt, "init", "update"), server_opt, SERVERS)
+    if schedule is not None:
+        _check("schedule", _has(schedule, "factor"), schedule, schedules.BY_NAME)
+    if privacy is not None:
+        _check("privacy", isinstance(privacy, Gaussian), privacy, PRIVACY)
+    if finetune is not None:
+        _check("finetune", isinstance(finetune, FineTune), finetune, FINE_TUNING)
+
+
+def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
+    """FedDyn, AdaBest and FedACG have their own server step; adding an optimizer is a mistake."""
+    name = type(algorithm).__name__
+    check(
+        stack or not algorithm.own_server_rule or server_opt in (SGD(), Momentum(momentum=0)),
+        f"{name} has its own server rule, so server must be SGD with lr 1 and no momentum, "
+        f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient anyway.",
+    )
+
+
+def shown(function: Callable[..., Any], *kinds: Any) -> Signature:
+    """The function's signature with these options instead of its last parameter, for `help`."""
+    *own, _ = signature(function).parameters.values()
+    names = [p.name for p in own]
+    more = [p for kind in kinds for p in signature(kind).parameters.values()]
+    return Signature([*own, *(p for p in more if p.name not in names)])
+
+
+def _listed(averagers: Any) -> Iterable[Any]:
+    if isinstance(averagers, Mapping):
+        return averagers.values()
+    one = isinstance(averagers, str) or not isinstance(averagers, Iterable)
+    return [averagers] if one else averagers
+
+
+def _has(given: Any, *methods: str) -> bool:
+    methods_there = all(callable(getattr(given, method, None)) for method in methods)
+    return methods_there and not isinstance(given, type)
+
+
+def _check(argument: str, fits: bool, given: Any, registry: Registry) -> None:
+    check(fits, f"{argument} cannot be {given!r:.80}; give {_instead(given, registry)}.")
+
+
+def _instead(given: Any, registry: Registry) -> str:
+    """What to write instead of a class, a name with hyper-parameters, or anything else."""
+    if isinstance(given, type) and given in registry.values():
+        return f"wima.{given.__name__}()"
+    name, *pairs = given.split(":") if isinstance(given, str) else [""]
+    if name in registry:
+        return f"wima.{registry[name].__name__}({', '.join(pairs)})"
+    return f"an object such as wima.{next(iter(registry.values())).__name__}()"
+
+
+def simulate(
+    task: Task,
+    algorithm: Algorithm | None = None,
+    *,
+    server_opt: ServerOpt | None = None,
+    averagers: Averager | Sequence[Averager] | Mapping[str, Averager] = (),
+    schedule: Schedule | None = None,
+    cohorts: Cohorts | str | None = None,
+    faults: Faults | None = None,
+    privacy: Gaussian | None = None,
+    finetune: FineTune | None = None,
+    storage: Storage | None = None,
+    make: MakeEngine | None = None,
+    **options: Any,
+) -> Simulation:
+    """Set up a run and return the iterator that runs it.
+
+    options: rounds, clients_per_round, lr and others, see `RunOptions`; batch_size, epochs and
+    other options of local SGD, see `LocalSGD`.
+    schedule: how lr changes over the rounds; see `wima.simulation.schedules`.
+    cohorts: "uniform" (the default), "poisson", or a function (seed, t) -> the clients of round t.
+    faults: clients that drop out, straggle or return nonsense; see `Faults`.
+    privacy: clip the clients' updates and add noise to their sum; see `Gaussian`.
+    finetune: let each client fine-tune the final models; see `FineTune`.
+    make: a function that makes the engine.
+
+    With engine "distributed", all ranks call this function; the iterators of ranks 1, 2, ... solve
+    the problems that rank 0 sends and yield no records.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> run = wima.simulate(task, averagers=wima.WIMA(2), rounds=2, clients_per_round=1)
+        >>> for record in run:
+        ...     print(record.t, sorted(record.metrics))
+        1 ['plain', 'wima2']
+        2 ['plain', 'wima2']
+    """
+    run, sgd = sorted_out(options)
+    check_parts(task, algorithm, server_opt, averagers, schedule, privacy, finetune)
+    check_cohort_size(run.clients_per_round, task.data.num_clients)
+    algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
+    check_server_rule(algorithm, server_opt, run.stack_server)
+    schedule = schedule or Constant()
+    schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
+    watched = {name: a.for_run(run.rounds) for name, a in named(averagers).items()}
+    judged = any(averager.judges for averager in watched.values())
+    cohorts = cohorts or "uniform"
+    check(
+        not (make and privacy),
+        "privacy works only in the simulator. On Flower, wrap the strategy in one of Flower's "
+        "strategies for differential privacy, and that in `averaged`.",
+    )
+    check(
+        not (make and finetune),
+        "finetune works only in the simulator: on Flower, training examples stay on their nodes.",
+    )
+    task = prepared(task, run, finetune)
+    spent = ledger(privacy, task, algorithm, run, cohorts) if privacy else None
+    setup = (task, algorithm, server_opt, sgd, run.weighting, run.seed, faults or Faults(), judged)
+    return Simulation(
+        Setup(*setup, spent.privacy if spent else None, run.clients_per_round),
+        run,
+        watched,
+        schedule,
+        make_cohorts(cohorts, task.data.num_clients, run.clients_per_round),
+        storage or Storage(),
+        make,
+        spent,
+        finetune,
+    )
+
+
+def sorted_out(options: dict[str, Any]) -> tuple[RunOptions, LocalSGD]:
+    """The options of the run, and those of local SGD."""
+    known = {kind: [field.name for field in fields(kind)] for kind in (RunOptions, LocalSGD)}
+    for name in options:
+        if not any(name in names for names in known.values()):
+            own = list(signature(simulate).parameters)
+            raise unknown("option", name, own)
+    given = {kind: {n: options[n] for n in names if n in options} for kind, names in known.items()}
+    return RunOptions(**given[RunOptions]), LocalSGD(**given[LocalSGD])
+
+
+simulate.__signature__ = shown(simulate, RunOptions, LocalSGD)  # type: ignore[attr-defined]

@@ -1,0 +1,192 @@
+"""A task is data plus a model, ready to train: four functions of a vector.
+
+`make_task` builds one from a torch module; tests and theory build their own from plain functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wima.core.errors import RunError, UsageError, check
+from wima.core.vector import Flat, Layout, Vector
+from wima.data.batches import Batch
+from wima.data.federated import Array, FederatedData, as_array
+from wima.data.holdout import hold_out
+from wima.data.mapped import as_tensor, release
+from wima.data.transform import Transform
+from wima.simulation.measures.evaluation import Evaluation, Metrics
+from wima.simulation.objectives import Loss, Metric, accuracy
+from wima.simulation.workspace import Workspace, seeded
+
+
+class Task(NamedTuple):
+    """What a simulation needs to know about data and model.
+
+    gradient(w, batch): the gradient of the mean loss with respect to the trained part of w (its
+    first `trained` entries; by default all).  The rest (BatchNorm statistics) is updated in place,
+    as in training.
+
+    Examples:
+        >>> import torch, wima
+        >>> data = wima.FederatedData.from_arrays([[1.0], [3.0]], y=[0, 0], clients=[0, 1])
+        >>> task = wima.Task(  # f_i(w) = |w - x_i|^2 / 2
+        ...     data,
+        ...     init=lambda seed: torch.zeros(1),
+        ...     gradient=lambda w, batch: w - batch.x.float().mean(0),
+        ...     evaluate=lambda w: {"w": w.item()},
+        ... )
+        >>> options = {"clients_per_round": 2, "lr": 0.5, "batch_size": "full", "engine": "serial"}
+        >>> wima.run(task, rounds=2, **options).curve("plain", "w")  # half-way to 2 each time
+        ([1, 2], [1.0, 1.5])
+    """
+
+    data: FederatedData
+    init: Callable[[int], Vector]  # seed -> w
+    gradient: Callable[[Vector, Batch], Vector]
+    evaluate: Callable[[Vector], Metrics]
+    trained: int | None = None
+    layout: Layout | None = None  # where layers are in w, for averages of a part
+    workspace: Workspace | None = None  # the fast path: see `Workspace`
+
+
+class _Copies:
+    """A factory that makes copies of a given module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = copy.deepcopy(module)
+
+    def __call__(self) -> nn.Module:
+        return copy.deepcopy(self._module)
+
+
+def make_task(
+    model: nn.Module | Callable[[], nn.Module],
+    data: FederatedData,
+    test: tuple[Any, Any],
+    *,
+    loss: Loss = F.cross_entropy,
+    metrics: Mapping[str, Metric] | None = None,
+    transform: Transform | None = None,
+    eval_batch_size: int = 256,
+    device: str = "cpu",
+    test_clients: Any = None,
+    client_test: float | None = None,
+    data_seed: int = 0,
+) -> Task:
+    """A task from a torch module, federated training data and test examples (x, y).
+
+    If `model` is a function that makes the model (`lambda: MLP(64)`, or its class), each seed has
+    its own initial weights; if it is a module, every run starts from its weights.  `loss` and
+    `metrics` take (output, y) and return the mean over the batch; by default, the only metric is
+    `accuracy`.  `transform` turns stored examples into model inputs.  `device`: where the model and
+    all vectors are stored; examples stay in main memory and are moved batch by batch.
+
+    To evaluate models for each client, give `test_clients`, the client of each test example, -1 for
+    none; or `client_test`, the share of each client's training examples to hold out instead.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> w = task.init(0)  # the initial model of seed 0, as a vector
+        >>> len(w), sorted(task.evaluate(w))
+        (10, ['accuracy', 'loss'])
+    """
+    check(
+        callable(model),
+        f"model must be a torch.nn.Module or a function that makes one, got {model!r:.80}.",
+    )
+    factory = _Copies(model) if isinstance(model, nn.Module) else model
+    workspace = Workspace(factory, loss, transform, device)
+    x, y = (part if isinstance(part, Tensor) else as_tensor(part) for part in test)
+    check(len(x) == len(y), f"Test x and y must have equal length, got {len(x)} and {len(y)}.")
+    check(len(x) > 0, "There are no test examples.")
+    measures = {"accuracy": accuracy} if metrics is None else metrics
+    owners = None if test_clients is None else _checked_owners(test_clients, data, len(x))
+    pooled = len(x)
+    if client_test is not None:
+        held = hold_out(data, client_test, data_seed)
+        data, owners = held.train, np.append(np.full(len(x), -1), held.clients)
+        x, y = (torch.cat([a, as_tensor(b)]) for a, b in ((x, held.x), (y, held.y)))
+    evaluate = Evaluation(workspace, x, y, loss, measures, eval_batch_size, owners, pooled)
+    _try(workspace, data, y, loss)
+    layout = workspace.flat.layout
+
+    def init(seed: int) -> Vector:
+        with seeded(torch.device("cpu"), "init", seed):  # the same weights on every device
+            return Flat(factory()).w.to(workspace.device, copy=True)
+
+    return Task(data, init, workspace.gradient_at, evaluate, layout.trained, layout, workspace)
+
+
+def _checked_owners(given: Any, data: FederatedData, count: int) -> Array:
+    owners = as_array(given, "test_clients")
+    check(
+        owners.shape == (count,) and owners.dtype.kind in "iu",
+        "test_clients must hold the number of a client, or -1, for each test example; expected "
+        f"{count} integers, got {owners.dtype} of shape {owners.shape}.",
+    )
+    check(
+        owners.min() >= -1 and owners.max() < data.num_clients,
+        f"test_clients must be in -1..{data.num_clients - 1}, got {owners.min()} to "
+        f"{owners.max()}.",
+    )
+    return owners
+
+
+def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) -> None:
+    """Run one example through the model, so that a mismatch is reported before the run starts."""
+    x, y = (torch.from_numpy(array[:1].copy()) for array in (data.x, data.y))
+    workspace.module.eval()
+    with torch.no_grad():
+        try:
+            x = workspace.transform.evaluate(x) if workspace.transform else x
+            output = workspace.module(x.to(workspace.device))
+        except RunError:  # the example itself cannot be read
+            raise
+        except (RuntimeError, ValueError, TypeError) as error:
+            shape = tuple(x.shape[1:])
+            raise UsageError(
+                f"The model cannot take an example of shape {shape} and dtype {x.dtype}: {error}"
+            ) from error
+    if loss is not F.cross_entropy or output.ndim != 2 or y.is_floating_point():
+        return
+    outputs = output.shape[1]
+    for kind, labels in (("training", data.y), ("test", y_test.numpy())):
+        low, high = int(labels.min()), int(labels.max())
+        release(labels)
+        check(
+            low >= 0 and high < outputs,
+            f"The model has {outputs} outputs, so labels must be in 0 ... {outputs - 1}, but the "
+            f"{kind} labels range from {low} to {high}.",
+        )
+
+
+SAMPLE = 2**26  # bytes of an array that are read
+
+
+def data_checksum(task: Task) -> str:
+    """A checksum of the examples, clients and test examples.
+
+    Of arrays over 64 MB, only evenly spaced rows are read, so a change of a few rows may be missed.
+    """
+    data, total = task.data, hashlib.sha256()
+    arrays = [data.x, data.y, data.offsets]
+    if isinstance(task.evaluate, Evaluation):
+        arrays += [task.evaluate.x.cpu().numpy(), task.evaluate.y.cpu().numpy()]
+    for array in arrays:
+        rows = len(array) * SAMPLE // max(SAMPLE, array.nbytes)
+        places = np.linspace(0, len(array) - 1, rows).astype(np.int64)
+        sample = array if rows == len(array) else array[places]
+        total.update(f"{array.dtype} {array.shape}".encode())
+        total.update(np.ascontiguousarray(sample).tobytes())
+    return total.hexdigest()[:16]

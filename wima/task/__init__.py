@@ -1,1 +1,0 @@
-"""A task: data and a model, ready to train and to evaluate."""

@@ -1,0 +1,256 @@
+"""The window average in any training loop.
+
+average = WindowAverage(model, window=100)
+for batch in batches:
+    ...                              # forward, backward, optimizer.step()
+    average.update()
+with average.applied():
+    evaluate(model)                  # the mean of the last 100 models
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from wima.core.checks import check_count, is_count
+from wima.core.errors import RunError, UsageError, check
+from wima.core.shapes import LINEAR, check_shape
+from wima.storage.manifests import read_manifest, write_manifest
+from wima.storage.segments import Segments
+from wima.training.parts import choose, unwrap
+from wima.training.sums import TensorSums
+from wima.training.tensors import TensorRing
+
+FORMAT = 1
+MANIFEST = "window.json"
+
+
+class WindowAverage:
+    """The mean of the last `window` states of a model; training is never changed.
+
+        mean = (1/W) * sum of the last W models          (Eq. 4 of the paper)
+
+    Before W updates it is the mean of the models so far, and before the first one the model itself.
+    Write a step as w <- w - u.  Then the mean is also the model before the window, followed by the
+    same steps with decreasing weights, w - sum over j = 0 ... W - 1 of (W - j)/W * u_j: a learning
+    rate that decays (Eq. 7).
+
+    An update only copies the model into a ring buffer.  The mean is computed on demand, in float64,
+    over any window up to the largest.
+
+    window: a number, or several; or "auto", which chooses the window at every update by the
+    model's gradients, and keeps a few sums instead of past models; see `averaging.auto`.
+    every: use only each k-th update.
+    parts: names or patterns of what is averaged (`"head.*"`; the name of a module selects all its
+    tensors); by default, all trainable parameters and, with use_buffers, all floating-point
+    buffers.  Everything else is as in the model.
+    dtype: the dtype in which past models are stored, such as torch.bfloat16.
+    folder: store them in a file there instead of in memory.
+    device: where they are stored.
+    shape: the decay that the weights correspond to, "linear", "sqrt" or "cosine"; see
+    `core.shapes`.
+
+    Examples:
+        >>> import torch, wima
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> average = wima.WindowAverage(model, window=2)
+        >>> for value in (1.0, 2.0, 4.0):  # in place of training steps
+        ...     _ = torch.nn.init.constant_(model.weight, value)
+        ...     average.update()
+        >>> with average.applied():
+        ...     model.weight.item()  # the mean of the last two
+        3.0
+        >>> model.weight.item()
+        4.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        window: int | Literal["auto"] | Sequence[int] = 100,
+        *,
+        every: int = 1,
+        parts: str | Sequence[str] | None = None,
+        use_buffers: bool = True,
+        dtype: torch.dtype | None = None,
+        folder: str | PathLike[str] | None = None,
+        device: torch.device | str = "cpu",
+        shape: str = LINEAR,
+    ) -> None:
+        self.windows = () if window == "auto" else check_windows(window)
+        self.every, self.shape = every, shape
+        check_count("every", every)
+        check_shape("shape", shape)
+        self.model, self._module = model, unwrap(model)
+        self._owners = choose(self._module, parts, use_buffers)
+        self._past = _memory(
+            self._tensors(),
+            self.windows,
+            device=device,
+            dtype=dtype,
+            folder=Path(folder) if folder else None,
+            shape=shape,
+        )
+        unnamed = self._module.named_parameters() if parts is None else ()
+        self._frozen = [(name, p) for name, p in unnamed if name not in self._owners]
+        self.calls = 0  # number of calls of update
+        self._depth = 0  # of nested applied()
+        self._store: Segments | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what is averaged, as in `named_parameters` and `named_buffers`."""
+        return list(self._owners)
+
+    @property
+    def n_averaged(self) -> int:
+        """How many models are currently averaged, in the largest or the chosen window."""
+        return self._past.held
+
+    def update(self) -> None:
+        """Add the current model; call it after every step of the optimizer.
+
+        With window="auto", call it before the gradients are zeroed; they are those of the previous
+        model.
+        """
+        check(
+            self._depth == 0,
+            "update() inside applied() would average the average; call it outside.",
+        )
+        for name, parameter in self._frozen:
+            check(
+                not parameter.requires_grad,
+                f"{name} was frozen and is now trained: create the WindowAverage afterwards, or "
+                'choose what to average (parts="*" is everything).',
+            )
+        tensors = self._tensors()
+        if isinstance(self._past, TensorSums) and self.calls % self.every == 0:
+            self._past.judge(tensors)  # these gradients are those of the last added model
+        self.calls += 1
+        if self.calls % self.every == 0:
+            self._past.push(tensors)
+
+    def tensors(self, window: int | None = None) -> dict[str, Tensor]:
+        """The averaged tensors by name, on the model's device."""
+        now = self._tensors()
+        means = self._past.mean(window) or now
+        return {n: mean.detach().to(now[n].device, copy=True) for n, mean in means.items()}
+
+    def model_state(self, window: int | None = None) -> dict[str, Any]:
+        """A state dict of the averaged model; what is not averaged is taken from the model."""
+        means = self.tensors(window)
+        state = self._module.state_dict(keep_vars=True)
+        names = {id(tensor): name for name, tensor in self._tensors().items()}  # tied: one name
+        averaged = {key: means[names[id(t)]] for key, t in state.items() if id(t) in names}
+        return {**self._module.state_dict(), **averaged}
+
+    def copy_to(self, other: nn.Module, window: int | None = None) -> None:
+        """Load the averaged model into another module with the same architecture."""
+        try:
+            unwrap(other).load_state_dict(self.model_state(window))
+        except RuntimeError as error:
+            raise UsageError(f"The average does not fit the other model. {error}") from None
+
+    @contextmanager
+    def applied(self, window: int | None = None) -> Iterator[nn.Module]:
+        """Inside the block, the model has the averaged weights; on exit, they are restored.
+
+        All buffers are restored too, so `torch.optim.swa_utils.update_bn` can run inside.
+        """
+        means = self.tensors(window)
+        before = {name: t.detach().clone() for name, t in self._tensors().items()}
+        buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+        self._depth += 1
+        try:
+            self._write(means)
+            yield self.model
+        finally:
+            self._write(before)
+            for buffer, content in buffers:
+                buffer.data.copy_(content)
+            self._depth -= 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to resume: past models and counters; tensors are not copied."""
+        return {"format": FORMAT, "calls": self.calls, **self._past.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state."""
+        form = state.get("format")
+        check(form == FORMAT, f"The state has format {form!r}; this version reads {FORMAT}.")
+        self._past.load_state(state)
+        self.calls = state["calls"]
+
+    def save(self, folder: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Write `state_dict` to a folder of its own; later calls write only what is new.
+
+        overwrite: replace another window average that was saved there.
+        """
+        path = Path(folder)
+        if self._store is None or self._store.folder != path:
+            _check_free(path, overwrite)
+            self._store = Segments(path)
+        saved = self._past.save(self._store)
+        path.mkdir(parents=True, exist_ok=True)
+        write_manifest(path / MANIFEST, {"format": FORMAT, "calls": self.calls, **saved})
+        self._store.keep(saved["sums"])
+
+    def load(self, folder: str | PathLike[str]) -> None:
+        """Resume from a folder that `save` wrote."""
+        path = Path(folder)
+        check((path / MANIFEST).is_file(), f"{path} contains no window average (no {MANIFEST}).")
+        saved, store = read_manifest(path / MANIFEST, FORMAT), Segments(path)
+        try:
+            self._past.load(store, saved)
+            self.calls = int(saved["calls"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        self._store = store
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The current tensors to average; looked up each time, since `to` may replace them."""
+        return {name: getattr(owner, key) for name, (owner, key) in self._owners.items()}
+
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._tensors().items():
+            # `data` hides the write from autograd, so a pending backward pass still works.
+            tensor.data.copy_(values[name])
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    """Raise unless the folder is empty, or contains only an average that may be replaced."""
+    check(path.is_dir() or not path.exists(), f"{path} is a file; expected a folder.")
+    there = [p.name.lstrip(".") for p in path.iterdir()] if path.exists() else []
+    check(overwrite or not there, f"{path} exists: use another folder, or overwrite=True.")
+    others = [name for name in there if not name.startswith(("ring-", "auto-", MANIFEST))]
+    check(not others, f"{path} also contains {', '.join(others[:3])}: use a separate folder.")
+
+
+def _memory(
+    tensors: Mapping[str, Tensor], windows: tuple[int, ...], device: torch.device | str, **how: Any
+) -> TensorRing | TensorSums:
+    """Where past models are kept: in a ring, or in sums if the window is "auto"."""
+    if windows:
+        return TensorRing(tensors, windows[-1], device=device, **how)
+    given = [name for name, value in how.items() if value not in (None, LINEAR)]
+    check(
+        not given,
+        f"window='auto' keeps float64 sums in memory instead of models: omit {', '.join(given)}.",
+    )
+    return TensorSums(tensors, device)
+
+
+def check_windows(window: int | str | Sequence[int]) -> tuple[int, ...]:
+    """The windows in ascending order."""
+    windows = [window] if isinstance(window, int | str) else list(window)
+    check(bool(windows), "window must be one or more positive integers, got none.")
+    for w in windows:
+        check(is_count(w), f"window must be one or more positive integers, got {w!r}.")
+    return tuple(sorted({int(w) for w in windows}))
