@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.drive import ROOT
 from benchmarks.micro import micro_result
 from benchmarks.report import number
-from wima.averaging import WIMA, Watch
+from wima.averaging import WIMA, Averages
 
 FILES, WINDOWS = 100, (100, 50)
 SHAPES = {"embedding": (2000, 1000), "a": (1000, 1000), "b": (1000, 1000), "c": (1000, 1000)}
@@ -67,7 +67,7 @@ def _make(folder: Path, files: int, shapes: dict[str, Any]) -> dict[int, torch.T
     sizes = [int(np.prod(shape)) for shape in shapes.values()]
     w = torch.randn(sum(sizes), generator=draw)
     windows = [min(window, files) for window in WINDOWS]
-    watch = Watch({str(window): WIMA(window) for window in windows}, w)
+    watch = Averages({str(window): WIMA(window) for window in windows}, w)
     for step in range(1, files + 1):
         w += 0.1 * torch.randn(len(w), generator=draw)
         watch.update(w)

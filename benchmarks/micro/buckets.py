@@ -33,7 +33,7 @@ def measure(
 
     cases: dict[str, tuple[Callable[[], object], int]] = {
         f"one update, mean of {UPDATES}": (update, UPDATES),
-        f"scores of all windows, from {sums} sums": (lambda: auto.judge(fullest, v), 1),
+        f"scores of all windows, from {sums} sums": (lambda: auto.use_gradient(fullest, v), 1),
         f"mean over {sums} sums": (lambda: fullest.buckets.mean(sums), 1),
     }
     seconds: dict[str, list[float]] = {case: [] for case in cases}

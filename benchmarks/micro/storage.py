@@ -94,12 +94,12 @@ def window(folder: Path) -> str:
     """Past models of 4.8 M parameters in files, W = 370."""
     import torch
 
-    from wima.averaging import WIMA, Watch
+    from wima.averaging import WIMA, Averages
     from wima.storage.segments import Segments
 
     torch.set_num_threads(1)
     w, store = torch.randn(PARAMETERS), Segments(folder)
-    watch = Watch({"wima": WIMA(WINDOW)}, w, mapped=store)
+    watch = Averages({"wima": WIMA(WINDOW)}, w, mapped=store)
     seconds = []
     for _ in range(WINDOW + 30):
         begin = time.perf_counter()

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.micro import micro_result
 from benchmarks.report import number
-from wima.averaging import WIMA, Watch
+from wima.averaging import WIMA, Averages
 
 PARAMETERS = 1_206_590  # the FEMNIST CNN's
 FIVE = (10, 20, 50, 100, 200)
@@ -39,16 +39,16 @@ def measure(
     return micro_result("windows", "Averaging", text, [table])
 
 
-def _full(windows: tuple[int, ...], parameters: int) -> Watch:
+def _full(windows: tuple[int, ...], parameters: int) -> Averages:
     """Averagers that have seen as many models as the longest window holds."""
-    watch = Watch({f"wima{window}": WIMA(window) for window in windows}, torch.zeros(parameters))
+    watch = Averages({f"wima{window}": WIMA(window) for window in windows}, torch.zeros(parameters))
     w = torch.randn(parameters)
     for _ in range(max(windows) + 1):
         watch.update(w)
     return watch
 
 
-def _time(watch: Watch, w: torch.Tensor) -> float:
+def _time(watch: Averages, w: torch.Tensor) -> float:
     begin = time.perf_counter()
     for _ in range(UPDATES):
         watch.update(w)

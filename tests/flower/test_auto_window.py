@@ -24,7 +24,7 @@ from tests.helpers.flower_rounds import AUTO, BOTH, Taking, flat, rounds
 from tests.helpers.flower_toys import NODES, ROUNDS, W, grid, initial, play, record, same
 from tests.helpers.listener import heard
 from wima import WIMA, UsageError
-from wima.averaging import Watch
+from wima.averaging import Averages
 from wima.flower import averaged, run_flower
 from wima.flower.averages import strategy as module
 
@@ -32,7 +32,7 @@ from wima.flower.averages import strategy as module
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_step_is_the_weighted_mean_of_the_replies_and_w_is_chosen_by_it(name):
     strategy = averaged(STRATEGIES[name](fraction_train=0.5), BOTH)
-    watch = Watch({"wima-auto": AUTO}, torch.from_numpy(flat(initial())).float())
+    watch = Averages({"wima-auto": AUTO}, torch.from_numpy(flat(initial())).float())
     windows = []
     for sent, step, arrays in rounds(strategy, 25):
         np.testing.assert_allclose(heard(strategy)[-1], step, rtol=1e-5, atol=1e-6)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wima.averaging.averages import Last, Watch, named
+from wima.averaging.averages import Averages, Last, named
 from wima.averaging.base import Averager
 from wima.averaging.ema import EMA, PowerEMA
 from wima.averaging.lawa import LAWA
@@ -24,8 +24,8 @@ __all__ = [
     "SWA",
     "WIMA",
     "Averager",
+    "Averages",
     "Last",
     "PowerEMA",
-    "Watch",
     "named",
 ]

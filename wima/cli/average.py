@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wima.cli.arguments import ForcePicture
+from wima.core.checks import EQUAL, check_equal_weights
 from wima.core.errors import check
-from wima.core.shapes import LINEAR
 from wima.core.text import echo
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ Files = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Output file: .safetensors, .npz or .pt.")]
 WindowSize = Annotated[int, typer.Option(help="Number of files to average.")]
-Shape = Annotated[
-    str, typer.Option(help="Weights that emulate a rate decay: linear (the mean), sqrt, cosine.")
-]
+Shape = Annotated[str, typer.Option(help="Removed.", hidden=True)]
 Ema = Annotated[float | None, typer.Option(help="Use an EMA with this decay instead of a window.")]
 Last = Annotated[int | None, typer.Option(help="Use only this many of the newest files.")]
 Every = Annotated[int, typer.Option(help="Use every k-th file, counting back from the newest.")]
@@ -70,7 +68,7 @@ def average(
     files: Files,
     out: Out,
     window: WindowSize = 100,
-    shape: Shape = LINEAR,
+    shape: Shape = EQUAL,
     ema: Ema = None,
     last: Last = None,
     every: Every = 1,
@@ -83,8 +81,8 @@ def average(
     from wima.model_files.mean import Decay, Window, average_files
     from wima.model_files.select import select
 
-    rule = Window(window, shape) if ema is None else Decay(ema)
-    check(ema is None or shape == LINEAR, "Use --shape or --ema, not both: an EMA has no shape.")
+    check_equal_weights("--shape", shape)
+    rule = Window(window) if ema is None else Decay(ema)
     chosen = select(files, order, last, every)
     options: dict[str, Any] = {"part": part or (), "key": key, "force": force}
     with _bar("averaging") as progress:

@@ -96,7 +96,7 @@ def advise(
 
         def value(rule: Rule, end: int) -> float:
             used = tuple(rule.newest(files[:end]))
-            same = (used, rule if isinstance(rule, Decay) else rule.shape)
+            same = (used, rule if isinstance(rule, Decay) else None)  # windows may hold all files
             if same not in known:
                 known[same] = _try(used, rule, Path(folder), evaluate, key)
             return known[same]

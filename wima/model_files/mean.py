@@ -18,7 +18,6 @@ import numpy as np
 
 from wima.core.checks import check_count, check_range
 from wima.core.errors import check
-from wima.core.shapes import LINEAR, check_shape, weight
 from wima.model_files.npz import Streams
 from wima.model_files.read import Checkpoint, open_checkpoint
 from wima.model_files.tensors import Array, Spec, decode, encode
@@ -32,27 +31,22 @@ GROUP = 2**22  # numbers summed at a time: 32 MB in float64
 class Window:
     """The mean of the last `window` checkpoints, or of all if there are fewer.
 
-    The operations and their order are those of `WIMA` until its window is full.  shape: of the
-    weights; see `core.shapes`.
+    The operations and their order are those of `WIMA` until its window is full.
     """
 
     window: int = 100
-    shape: str = LINEAR
 
     def __post_init__(self) -> None:
         check_count("--window", self.window)
-        check_shape("--shape", self.shape)
 
     @property
     def name(self) -> str:
-        shape = "" if self.shape == LINEAR else f", {self.shape}"
-        return "plain" if self.window == 1 else f"W = {self.window}{shape}"
+        return "plain" if self.window == 1 else f"W = {self.window}"
 
     @property
     def option(self) -> str:
         """The option of `wima average` that selects it."""
-        shape = "" if self.shape == LINEAR else f" --shape {self.shape}"
-        return f"--window {self.window}{shape}"
+        return f"--window {self.window}"
 
     @property
     def span(self) -> float:
@@ -63,10 +57,9 @@ class Window:
         """The files that are averaged, oldest first."""
         return files[-self.window :]
 
-    def add(self, total: Array, x: Array, seen: int, count: int) -> None:
-        """Add the next of `count` checkpoints; `seen` were added before it."""
-        share = weight(self.shape, seen, count)
-        total += x if share == 1 else np.multiply(x, share, dtype=total.dtype)
+    def add(self, total: Array, x: Array, seen: int) -> None:
+        """Add the next checkpoint; `seen` were added before it."""
+        total += x
 
     def value(self, total: Array, seen: int) -> Array:
         """The average of the checkpoints added."""
@@ -98,7 +91,7 @@ class Decay:
     def newest(self, files: Sequence[Path]) -> Sequence[Path]:
         return files
 
-    def add(self, total: Array, x: Array, seen: int, count: int) -> None:
+    def add(self, total: Array, x: Array, seen: int) -> None:
         total *= self.decay
         total += np.multiply(x, 1 - self.decay if seen else 1, dtype=total.dtype)
 
@@ -249,7 +242,7 @@ def _add(
     with np.errstate(all="ignore"):  # infinities and NaN are kept, as in the training loop
         for piece, total in totals.items():
             x = decode(checkpoint.read(*piece), plan.tensors[piece.name].dtype)
-            plan.rule.add(total, x, seen, len(plan.files))
+            plan.rule.add(total, x, seen)
 
 
 def _value(plan: AveragePlan, piece: Piece, total: Array) -> Array:

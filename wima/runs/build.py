@@ -91,9 +91,9 @@ def make_plan(
     w = torch.empty(d, device="meta")  # has a size but takes no memory
     trained = w[: task.trained]
     watched = [Last(), *averagers]
-    averages = sum(a.memory(w, settings.rounds) for a in averagers)
+    averages = sum(a.rule().memory(w, settings.rounds) for a in averagers)
     kept = 2 if settings.store_dtype == "bfloat16" else 4
-    window = max(a.history for a in watched) * d * kept
+    window = max(a.rule().history for a in watched) * d * kept
     visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
     clients = visits * size(algorithm.client_init(trained))
     model = 4 * d

@@ -57,7 +57,8 @@ def _fields(found: Found) -> Iterator[tuple[str, ast.expr]]:
     for base in node.bases:
         yield from _fields(_find(found.module, _name(base)))
     for line in node.body:
-        if isinstance(line, ast.AnnAssign) and line.value is not None:
+        removed = isinstance(line, ast.AnnAssign) and "InitVar" in ast.unparse(line.annotation)
+        if isinstance(line, ast.AnnAssign) and line.value is not None and not removed:
             yield _name(line.target), line.value
 
 

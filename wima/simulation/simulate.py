@@ -20,7 +20,7 @@ from wima.algorithms.base import Algorithm
 from wima.algorithms.fedavg import FedAvg
 from wima.algorithms.server_opt import BY_NAME as SERVERS, SGD, Momentum, ServerOpt
 from wima.algorithms.traffic import visit_bytes
-from wima.averaging import Averager, Watch, named
+from wima.averaging import Averager, Averages, named
 from wima.core.errors import Diverged, RunError, check, unknown
 from wima.core.vector import Vector, one_thread
 from wima.data.batches import LocalSGD
@@ -109,7 +109,7 @@ class Simulation:
         self._largest_norm = options.diverged * max(1.0, _norm(self.state.w))
         layout = setup.task.layout
         ring = {"mapped": self.store if storage.mapped_window else None, "dtype": storage.dtype}
-        self.watch = Watch(averagers, self.state.w, layout.mask if layout else None, **ring)
+        self.watch = Averages(averagers, self.state.w, layout.mask if layout else None, **ring)
         self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.trained)
         models = len(self.watch.averagers)
         self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
@@ -393,7 +393,7 @@ def simulate(
     schedule = schedule or Constant()
     schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
     watched = {name: a.for_run(run.rounds) for name, a in named(averagers).items()}
-    judged = any(averager.judges for averager in watched.values())
+    judged = any(averager.rule().needs_gradient for averager in watched.values())
     cohorts = cohorts or "uniform"
     check(
         not (make and privacy),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wima.averaging.wima import WIMA
+from wima.averaging.wima import DEFAULT_K, AutoWindow
 from wima.core.errors import check
 from wima.core.vector import Layout, Vector
 from wima.storage.ring import Ring
@@ -31,18 +31,18 @@ class TensorSums:
         self._kinds = {name: tensor.dtype for name, tensor in tensors.items()}
         self._device = torch.device(device)
         start = torch.zeros(self._layout.size, dtype=torch.float64, device=device)
-        self._rule, self._past = WIMA("auto"), Ring(0, start)
+        self._rule, self._past = AutoWindow(DEFAULT_K), Ring(0, start)
         self._state = self._rule.init(start)
-        self._judged = False  # whether this object has seen a gradient
+        self._scored = False  # whether this object has seen a gradient
         self.count = 0  # pushes so far
 
     @property
     def held(self) -> int:
         """How many values are in the mean."""
-        return (self._rule.used(self._state) or 0) if self.count else 0
+        return self._rule.used(self._state) if self.count else 0
 
     @torch.no_grad()
-    def judge(self, tensors: Mapping[str, Tensor]) -> None:
+    def use_gradients(self, tensors: Mapping[str, Tensor]) -> None:
         """Choose the window by the tensors' gradients, which were taken at the newest value.
 
         Missing gradients are an error only at first: later steps may have none.
@@ -51,15 +51,15 @@ class TensorSums:
             return
         leaves = {name: tensor for name, tensor in tensors.items() if tensor.is_leaf}
         found = {name: tensor.grad for name, tensor in leaves.items() if tensor.grad is not None}
-        fresh = self._flat(found)
+        gradient = self._flat(found)
         check(
-            self._judged or bool(fresh.any()),
+            self._scored or bool(gradient.any()),
             "window='auto' chooses W by gradients, and there are none: call update() after "
             "optimizer.step() and before zero_grad().",
         )
-        if found and bool(fresh.isfinite().all()):  # false if a gradient scaler skipped the step
-            self._state = self._rule.judge(self._state, fresh)
-            self._judged = True
+        if found and bool(gradient.isfinite().all()):  # false if a gradient scaler skipped the step
+            self._state = self._rule.use_gradient(self._state, gradient)
+            self._scored = True
 
     @torch.no_grad()
     def push(self, tensors: Mapping[str, Tensor]) -> None:

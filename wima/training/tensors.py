@@ -11,7 +11,6 @@ from torch import Tensor
 
 from wima.core.checks import check_count
 from wima.core.errors import UsageError, check
-from wima.core.shapes import LINEAR
 from wima.core.vector import Layout
 from wima.storage.ring import Ring
 from wima.storage.segments import Segments
@@ -21,8 +20,7 @@ class TensorRing:
     """The last `length` values of a set of named tensors.
 
     Tensors of one dtype are concatenated into the vectors of one `Ring`.  folder: keep them in a
-    memory-mapped file there.  dtype: store tensors of larger dtypes in this one.  shape: that of
-    the weights in the mean.
+    memory-mapped file there.  dtype: store tensors of larger dtypes in this one.
     """
 
     def __init__(
@@ -33,9 +31,8 @@ class TensorRing:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         folder: Path | None = None,
-        shape: str = LINEAR,
     ) -> None:
-        self.length, self.names, self._shape = length, list(tensors), shape
+        self.length, self.names = length, list(tensors)
         self._layouts = {
             kind: Layout.of({n: t for n, t in tensors.items() if t.dtype == kind})
             for kind in dict.fromkeys(t.dtype for t in tensors.values())
@@ -87,7 +84,7 @@ class TensorRing:
         check(n <= self.length, f"window={n}: only the last {self.length} models are kept.")
         found: dict[str, Tensor] = {}
         for kind, layout in self._layouts.items() if self.count else ():
-            found |= layout.unflatten(self._rings[kind].mean(min(n, self.held), self._shape))
+            found |= layout.unflatten(self._rings[kind].mean(min(n, self.held)))
         return {name: found[name] for name in self.names if found}
 
     def state(self) -> dict[str, Any]:
