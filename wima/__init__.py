@@ -46,8 +46,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     )
     from wima.core.vector import Flat as Flat, Layout as Layout
     from wima.data.batches import Batch as Batch, LocalSGD as LocalSGD
-    from wima.data.bundle import Bundle as Bundle
-    from wima.data.federated import FederatedData as FederatedData
+    from wima.data.federated import Bundle as Bundle, FederatedData as FederatedData
     from wima.model_files.mean import average_files as average_files
     from wima.results.result import Result as Result
     from wima.results.run import read_run as read_run, run as run
@@ -81,8 +80,7 @@ __all__, __getattr__ = lazy_names(
         "core.errors": "Diverged RunError UsageError",
         "core.vector": "Flat Layout",
         "data.batches": "Batch LocalSGD",
-        "data.bundle": "Bundle",
-        "data.federated": "FederatedData",
+        "data.federated": "Bundle FederatedData",
         "model_files.mean": "average_files",
         "results.result": "Result",
         "results.run": "read_run run",

@@ -153,9 +153,7 @@ def test_too_few_buckets_are_refused(k):
 @given(counts, ks, st.integers(1, 100))
 def test_wima_in_buckets_is_the_mean_of_as_many_models_as_it_says(count, k, window):
     models, wima = walk(count), WIMA(window, buckets=k)
-    watch = Averages(
-        {"wima": wima}, models[0], dtype=torch.bfloat16
-    )  # of the unused ring
+    watch = Averages({"wima": wima}, models[0], dtype=torch.bfloat16)  # of the unused ring
     for w in models:
         watch.update(w)
     used, asked = wima.rule().used(watch.states["wima"]), min(window, count)

@@ -18,9 +18,9 @@ from wima.core.checks import check_range
 from wima.core.errors import check
 from wima.core.machine import memory_available
 from wima.data.batches import LocalSGD
-from wima.data.bundle import Bundle
+from wima.data.federated import Bundle
 from wima.data.load import load
-from wima.data.sets import check_name
+from wima.data.sets import REMARKS, check_name
 from wima.runs.folder import SNAPSHOTS
 from wima.runs.own_code import IN_PYTHON, OWN, is_own, own_data, own_thing
 from wima.runs.settings import Settings
@@ -277,6 +277,8 @@ def build(
     simulation = simulate(task, **{**options, **parts, **instead})
     if plan is not None:
         report(plan.in_words(settings))
+    if settings.data.name in REMARKS:
+        report(REMARKS[settings.data.name])
     if simulation.why:
         report(f"Engine: {simulation.engine}; {simulation.why}.")
     if simulation.ledger is not None:

@@ -19,7 +19,7 @@ def environment() -> dict[str, Any]:
     """What results depend on besides the settings."""
     import torch  # imported here: reading run folders does not need it
 
-    packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors")}
+    packages = {name: version(name) for name in ("torch", "numpy", "safetensors")}
     return {
         "wima": __version__,
         "code": _commit(),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wima.core.errors import UsageError
+from wima.data.sets import REMARKS
 from wima.runs.environment import environment
 from wima.runs.folder import Run
 from wima.runs.own_code import is_own, source
@@ -41,6 +42,8 @@ def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
     ]
     if not found and run.settings.run_id != run.status.get("settings", run.settings.run_id):
         differ.append("settings.toml was changed")
+    if then.get("data_checksum") != now.get("data_checksum"):
+        differ += [REMARKS[name] for name in (run.settings.data.name,) if name in REMARKS]
     if differ:
         raise UsageError(
             f"The run in {run.path} was started with different settings, data or versions, so it "
