@@ -128,7 +128,8 @@ def test_the_candidates_that_equal_the_best_are_named():
 def evaluator(folder: Path) -> str:
     script = folder / "evaluate.py"
     script.write_text(
-        "import sys, numpy\nprint('distance:', numpy.linalg.norm(numpy.load(sys.argv[1])['w']))\n"
+        "import json, sys, numpy\nw = numpy.load(sys.argv[1])['w']\n"
+        "print(json.dumps({'distance': float(numpy.linalg.norm(w))}))\n"
     )
     return f"{sys.executable} {script} {{}}"
 

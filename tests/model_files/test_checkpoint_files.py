@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from safetensors.torch import save_file
 
 import wima
 from tests.helpers.checkpoints import assert_same, load, model, naive, save, small, without
@@ -18,7 +20,7 @@ from wima.averaging import Averages
 from wima.core.errors import UsageError
 from wima.model_files import mean as mean_module
 from wima.model_files.mean import Decay, Window, average_files
-from wima.model_files.select import select
+from wima.model_files.read import select
 from wima.model_files.tensors import decode, encode
 
 # The mean.
@@ -231,3 +233,26 @@ def test_safetensors_and_npz_are_averaged_without_torch_in_little_memory(tmp_pat
     accumulators = 8 * mean_module.GROUP
     assert int(grown) < accumulators + 20e6 < 2 * 16e6 + 200e6
     assert load(tmp_path / "m.npz")["w"].unique().tolist() == [1.0]
+
+
+def test_a_folder_stands_for_all_checkpoints_in_it(cli, tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    for t in (100, 200, 300):
+        w = torch.full((2,), float(t))
+        save(tmp_path / f"snapshots/round-{t:06}.safetensors", {"w": w})
+    (tmp_path / "snapshots/notes.txt").write_text("not a checkpoint")
+    assert cli("average", "snapshots", "--window", "2", "--out", "y.safetensors")[0] == 0
+    assert load(tmp_path / "y.safetensors")["w"].tolist() == [250, 250]
+    (tmp_path / "empty").mkdir()
+    code, _, err = cli("average", "empty", "--out", "z.pt")
+    assert code == 2 and "The folder empty contains none of model.safetensors.index.json" in err
+
+
+def test_a_snapshot_of_version_0_1_0_is_read_as_the_mean_of_its_rounds(tmp_path):
+    for first, last in ((1, 4), (5, 6)):
+        about = {"first": first, "last": last, "dtype": "torch.float32", "sha256": "..."}
+        total = {"w": torch.full((2,), float(sum(range(first, last + 1))), dtype=torch.float64)}
+        path = tmp_path / f"{last:09}.safetensors"
+        save_file(total, path, {"about": json.dumps(about)})
+    average_files([path], tmp_path / "mean.npz")
+    assert load(tmp_path / "mean.npz")["w"].tolist() == [5.5, 5.5]

@@ -42,9 +42,12 @@ def load_digits_split() -> tuple[Array, Array, Array, Array]:
 
 
 def digits(
-    num_clients: int = CLIENTS, alpha: float | None = 0.0, seed: int = 0, file: str | None = None
+    num_clients: int = CLIENTS,
+    alpha: float | str | None = 0.0,
+    seed: int = 0,
+    file: str | None = None,
 ) -> Bundle:
-    """1,797 digits of 8x8 pixels, 20 % held out, split among clients by alpha or by a file."""
+    """The digits, split among clients by alpha (None or "iid": uniformly) or by a file."""
     x, y, x_test, y_test = load_digits_split()
     clients = assign(y, num_clients, "iid" if alpha is None else alpha, seed, file)
     train = FederatedData.from_arrays(x, y, clients, classes=CLASSES)
