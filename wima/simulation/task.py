@@ -21,7 +21,8 @@ from wima.data.batches import Batch
 from wima.data.federated import Array, FederatedData, as_array, hold_out
 from wima.data.mapped import as_tensor, release
 from wima.data.transform import Transform
-from wima.simulation.measures.evaluation import Evaluation, Metrics
+from wima.simulation.measures.base import Metrics
+from wima.simulation.measures.evaluation import Evaluation
 from wima.simulation.objectives import Loss, Metric, accuracy
 from wima.simulation.workspace import Workspace, seeded
 
