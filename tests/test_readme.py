@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import wima
-from tests.helpers.commands import printed
 from tests.helpers.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,11 +48,6 @@ def test_public_names_are_those_of_all() -> None:
     assert set(dir(wima)) == {*wima.__all__, "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = wima.nonsense
-
-
-def test_importing_wima_does_not_import_torch() -> None:
-    code = "import sys, wima; print('torch' in sys.modules, 'sklearn' in sys.modules)"
-    assert printed(code).split() == ["False", "False"]
 
 
 def test_repository_holds_no_machine_paths() -> None:
