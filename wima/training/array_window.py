@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wima.core.checks import EQUAL, check_count, check_equal_weights
 from wima.core.errors import UsageError, check
-from wima.training.tensors import TensorRing
+from wima.training.past import TensorRing
 from wima.training.window_average import check_windows
 
 

@@ -24,8 +24,7 @@ from wima.core.errors import RunError, UsageError, check
 from wima.storage.manifests import read_manifest, write_manifest
 from wima.storage.segments import Segments
 from wima.training.parts import choose, unwrap
-from wima.training.sums import TensorSums
-from wima.training.tensors import TensorRing
+from wima.training.past import TensorRing, TensorSums
 
 FORMAT = 1
 MANIFEST = "window.json"
@@ -45,7 +44,7 @@ class WindowAverage:
     over any window up to the largest.
 
     window: a number, or several; or "auto", which chooses the window at every update by the
-    model's gradients, and keeps a few sums instead of past models; see `averaging.auto`.
+    model's gradients, and keeps a few sums instead of past models; see `AutoWindow`.
     every: use only each k-th update.
     parts: names or patterns of what is averaged (`"head.*"`; the name of a module selects all its
     tensors); by default, all trainable parameters and, with use_buffers, all floating-point
