@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from wima.core.errors import RunError, check
 from wima.core.vector import Vector
+from wima.core.workers import Exited, end, pickled
 from wima.simulation.engines.base import Setup, located
 from wima.simulation.engines.shared import (
     Handle,
@@ -25,7 +26,7 @@ from wima.simulation.engines.shared import (
     allocate,
     keep_freed_memory,
 )
-from wima.simulation.engines.worker import Briefing, Child, Exited, end, pickled
+from wima.simulation.engines.worker import Briefing, Child
 from wima.simulation.local import Problem, Solution, Solver
 from wima.simulation.measures.evaluation import Evaluation
 from wima.simulation.measures.finetune import Exam
@@ -95,7 +96,8 @@ class Processes(Pool):
             self._children += fresh
             for child in fresh:
                 try:
-                    child.brief(self._briefing)
+                    child.send({}, self._briefing)
+                    child.receive()  # it is ready
                 except Exited as death:
                     self._remove(child, "start of a worker", death)
 
@@ -181,7 +183,7 @@ class Processes(Pool):
             about = {"piece": job.piece, "exam": job.exam.fields(), "models": job.models}
             message = {"slot": slot, **about}
         try:
-            child.send(message)
+            child.give(message)
         except Exited as death:
             self._replace(child, death)
 
@@ -189,12 +191,11 @@ class Processes(Pool):
         """Take the children's answers; return whether there were any."""
         with selectors.DefaultSelector() as selector:
             for child in self._children:
-                assert child.process.stdout is not None
-                selector.register(child.process.stdout, selectors.EVENT_READ, child)
+                selector.register(child, selectors.EVENT_READ, child)
             ready = selector.select(None if wait else 0)
         for key, _ in ready:
             try:
-                answers = key.data.receive()
+                answers = key.data.answers()
             except Exited as death:
                 self._replace(key.data, death)
             else:

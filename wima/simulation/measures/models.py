@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from wima.core.errors import UsageError, check
@@ -14,9 +15,9 @@ from wima.simulation.measures.calibration import calibration_error, reliability
 from wima.simulation.measures.evaluation import Detail, Evaluation, Metrics
 from wima.simulation.measures.finetune import Exam, FineTune
 from wima.simulation.options import RunOptions
-from wima.simulation.simulate import NOTHING
 from wima.simulation.task import Task
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by model
 
 
