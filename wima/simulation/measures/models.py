@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from wima.core.errors import UsageError, check
@@ -14,10 +13,9 @@ from wima.simulation.engines.base import Engine
 from wima.simulation.measures.calibration import calibration_error, reliability
 from wima.simulation.measures.evaluation import Detail, Evaluation, Metrics
 from wima.simulation.measures.finetune import Exam, FineTune
-from wima.simulation.options import RunOptions
+from wima.simulation.options import NOTHING, RunOptions
 from wima.simulation.task import Task
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by model
 
 
