@@ -11,7 +11,7 @@ from wima.core.errors import UsageError
 from wima.runs.environment import environment
 from wima.runs.folder import Run
 from wima.runs.own_code import is_own, source
-from wima.runs.ranks import arithmetic, engine_of
+from wima.runs.ranks import arithmetic
 from wima.runs.settings import CHOICES, Choice, Settings, load_settings, parse_override, presets
 from wima.simulation.simulate import Simulation
 from wima.storage.files import digest
@@ -23,15 +23,12 @@ VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum", "noise
 def identity_of(settings: Settings, simulation: Simulation) -> dict[str, Any]:
     """What must be the same for a run to resume to the same bytes."""
     around = {**environment(), **simulation.facts()}
-    around["engine"] = engine_of(simulation.engine, settings)
     return {**settings.in_results(), **{n: around[n] for n in (*VERSIONS, *FACTS) if n in around}}
 
 
 def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
     """Refuse to resume to a different result.  Before the first checkpoint, compare the folder."""
     at_first = {name: run.environment.get(name) for name in (*VERSIONS, *FACTS)}
-    if at_first["engine"] is not None:
-        at_first["engine"] = engine_of(at_first["engine"], run.settings)
     then = found[0].identity if found else {n: v for n, v in at_first.items() if v is not None}
     differ = [
         f"{name}: {value!r} then, {now.get(name)!r} now"

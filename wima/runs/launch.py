@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from wima.core.errors import Diverged, RunError, UsageError, check
+from wima.core.machine import keep_freed_memory
 from wima.core.progress import is_live, progress_bar
 from wima.core.signals import Interrupted, Pruned, StopRequest, forget_viewers
 from wima.core.text import cell, echo, printable
@@ -37,7 +38,6 @@ from wima.runs.settings import Settings
 from wima.runs.snapshots import Snapshots
 from wima.runs.track.dispatch import Trackers
 from wima.simulation.engines import NAMES
-from wima.simulation.engines.shared import keep_freed_memory
 from wima.simulation.simulate import Record, Simulation
 from wima.storage import manifests
 from wima.storage.files import replace_text

@@ -17,11 +17,10 @@ def helps(settings: Settings) -> bool:
     """Whether this process works for rank 0; checks that all ranks have the same settings."""
     if settings.engine != "distributed":
         return False
-    from wima.simulation.engines.group import join  # imported here: only distributed runs need it
+    from wima.simulation.engines.ranks import join  # imported here: only distributed runs need it
 
     group = join()
-    more = {"collective": settings.collective, "device": settings.device}
-    group.agree({**settings.in_results(), **more})
+    group.agree({**settings.in_results(), "device": settings.device})
     return group.rank > 0
 
 
@@ -53,19 +52,13 @@ def helps_to_resume(path: Path, changes: Sequence[str]) -> bool:
 def settings_to_resume(run: Run, changes: Sequence[str]) -> Settings:
     """The changed settings of a run; a new engine must give the same bytes."""
     wanted = change_settings(run.settings, changes, CHANGEABLE)
-    before, after = (engine_of(s.engine, s) for s in (run.settings, wanted))
+    before, after = run.settings.engine, wanted.engine
     check(
         arithmetic(before) == arithmetic(after),
         f"engine cannot be changed from {before} to {after} in an existing run: only "
-        f"{', '.join(EXACT)} (collective=gather) give the same bytes.",
+        f"{', '.join(EXACT)} give the same bytes.",
     )
     return wanted
-
-
-def engine_of(name: str, settings: Settings) -> str:
-    """The engine, with the option that affects its bytes."""
-    reduces = name == "distributed" and settings.collective == "reduce"
-    return "distributed, collective=reduce" if reduces else name
 
 
 def arithmetic(engine: str) -> str:

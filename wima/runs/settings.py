@@ -137,7 +137,7 @@ class Choice(BaseModel):
 
 # Settings that affect how a run is computed and stored, but not its result.
 NOT_IN_RESULTS = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes"}
-NOT_IN_RESULTS |= {"collective", "window_store", "client_memory_gb", "snapshots", "trackers"}
+NOT_IN_RESULTS |= {"window_store", "client_memory_gb", "snapshots", "trackers"}
 # These were added after hashes of runs were defined, so they count only if they are set.
 LATER = {"cohorts", "privacy", "client_eval_every", "client_sample", "client_test", "calibration"}
 LATER |= {"finetune"}
@@ -197,6 +197,19 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
             return given
         unset = {name for name, field in cls.model_fields.items() if field.default is None}
         return {k: v for k, v in given.items() if k not in unset or v not in ("none", "None")}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, given: Any) -> Any:
+        """Settings of earlier versions name `collective`; only its default is left."""
+        if not isinstance(given, dict) or "collective" not in given:
+            return given
+        check(
+            given["collective"] == "gather",
+            f"collective={given['collective']} was removed; remove this setting: all ranks send "
+            "their clients' updates to rank 0, as with collective=gather.",
+        )
+        return {name: value for name, value in given.items() if name != "collective"}
 
     @model_validator(mode="before")
     @classmethod

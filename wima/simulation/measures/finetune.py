@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
+
 from wima.algorithms.base import Local
 from wima.core.checks import check_count, check_rate
 from wima.core.vector import Vector
@@ -67,11 +69,11 @@ class Exam(NamedTuple):
         assert isinstance(evaluation, Evaluation)
         sgd = replace(solver.sgd, steps=how.steps, momentum=0.0, clip=None)
         local = Local(w[: solver.task.trained].clone())
-        solution = Solver(solver.task, sgd, solver.seed).solve(
+        visit, rest = Solver(solver.task, sgd, solver.seed).solve(
             Problem(self.t, client, how.lr, w, local)
         )
-        assert solution.end is not None
-        return [evaluation.of_client(client, model) for model in (w, solution.end)]
+        tuned = torch.cat([visit.end, rest])
+        return [evaluation.of_client(client, model) for model in (w, tuned)]
 
     def fields(self) -> dict[str, Any]:
         """The exam without its pieces, as JSON for another process."""

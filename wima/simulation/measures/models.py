@@ -9,11 +9,11 @@ from wima.core.errors import UsageError, check
 from wima.core.randomness import rng
 from wima.core.statistics import summary
 from wima.core.vector import Vector
-from wima.simulation.engines.base import Engine
 from wima.simulation.measures.calibration import calibration_error, reliability
 from wima.simulation.measures.evaluation import Detail, Evaluation, Metrics
 from wima.simulation.measures.finetune import Exam, FineTune
 from wima.simulation.options import NOTHING, RunOptions
+from wima.simulation.round import Engine
 from wima.simulation.task import Task
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by model
