@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import re
 import shutil
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from torch import nn
 
 import wima
-from tests.helpers.paths import ROOT
 from tests.helpers.unequal import OPTIONS, task_of
 from wima.core.statistics import last_rounds
 from wima.runs.folder import read_run as read_folder
@@ -224,15 +222,3 @@ def test_mistakes_are_answered_with_what_there_is(result, stored, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_pandas)
     with pytest.raises(wima.UsageError, match=r"pip install 'wima\[pandas\]'"):
         result.to_pandas()
-
-
-def test_the_page_runs(capsys):
-    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    names: dict = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", page, flags=re.S):
-        exec(compile(block, "docs/python.md", "exec"), names)
-    assert names["gain"] == pytest.approx(
-        np.subtract(*(row.mean for row in reversed(names["result"].summary())))
-    )
-    assert without_seconds(names["again"]).equals(without_seconds(names["result"]))
-    assert "wima10" in capsys.readouterr().out
