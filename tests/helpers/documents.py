@@ -35,7 +35,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """What follows `wima` in all blocks, and `wima run digits` in running text, without comments."""
+    """What follows `wima` in blocks, and `wima run digits` in running text, without comments."""
     found: dict[str, None] = {}
     for page in PAGES:
         lines = "\n".join(blocks(page)).replace("\\\n", " ").splitlines()
