@@ -130,7 +130,7 @@ class Result:
         sent to and by clients so far, if recorded.
         """
         sent = self._curves.extras
-        known = bool(sent.sent) and len(sent.sent) == self._end
+        known = bool(sent.sent)
         rows = [
             {"t": r.t, "model": model, **metrics, "lr": r.lr, "seconds": r.seconds}
             | ({"window": r.windows.get(model)} if self.windows else {})

@@ -152,8 +152,11 @@ class Run:
 
     @property
     def t(self) -> int:
-        """The number of rounds recorded."""
-        return sum(1 for _ in lines(self.path / RECORDS))
+        """The number of completed rounds: that of the last record."""
+        try:
+            return int(json.loads(next(last_lines(self.path / RECORDS), b'{"t": 0}'))["t"])
+        except MALFORMED as error:
+            raise self._damaged(f"its last line: {_reason(error)}") from None
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
@@ -184,10 +187,12 @@ class Run:
             try:
                 yield checked(json.loads(line))
             except MALFORMED as error:
-                raise UsageError(
-                    f"{self.path / RECORDS} is damaged in line {number}: {_reason(error)}. "
-                    f"`wima resume {self.path}` repairs it."
-                ) from None
+                raise self._damaged(f"line {number}: {_reason(error)}") from None
+
+    def _damaged(self, where: str) -> UsageError:
+        return UsageError(
+            f"{self.path / RECORDS} is damaged in {where}. `wima resume {self.path}` repairs it."
+        )
 
 
 def read_run(path: Path) -> Run:
