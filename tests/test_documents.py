@@ -21,7 +21,16 @@ import numpy as np
 import pytest
 
 import wima
-from tests.helpers.documents import DOCS, PAGES, blocks, run, text_of
+from tests.helpers.documents import (
+    DOCS,
+    NOTEBOOKS,
+    PAGES,
+    anchors,
+    blocks,
+    links,
+    run,
+    text_of,
+)
 from tests.helpers.paths import ROOT
 from wima import algorithms, averaging
 from wima.algorithms import server_opt
@@ -138,6 +147,31 @@ def test_the_example_of_a_public_name_works(name, tmp_path, monkeypatch):
     report: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
     assert runner.run(test, out=report.append).failed == 0, "".join(report)
+
+
+PATTERNS = ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "examples/**/*.md")
+LINKING = [*(page for pattern in PATTERNS for page in sorted(ROOT.glob(pattern))), *NOTEBOOKS]
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_pages_that_messages_and_docstrings_name_exist():
+    for folder in ("wima", "examples", "benchmarks", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for name in re.findall(r"docs/[\w/-]+\.md", text_of(path)):
+                assert (ROOT / name).is_file(), f"{path} names {name}"
+
+
+def test_a_page_leads_to_every_notebook():
+    linked = {Path(link).name for page in PAGES for link in links(page)}
+    assert {path.name for path in NOTEBOOKS} <= linked
 
 
 def test_every_method_and_every_averager_has_its_section():

@@ -6,6 +6,7 @@ pieces of code that need things of the reader, such as a training loop.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from tests.helpers.paths import ROOT
 
 DOCS = ROOT / "docs"
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -26,6 +28,21 @@ def section(page: str, heading: str) -> str:
     """What a page of `docs/` has below a heading of the second level."""
     (text,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", text_of(DOCS / page), re.M | re.S)
     return str(text)
+
+
+def links(page: Path) -> list[str]:
+    """The links of a page or a notebook that stay in the repository."""
+    text = text_of(page)
+    if page.suffix == ".ipynb":
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+    return re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", FENCE.sub("", text))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", text_of(page)), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
