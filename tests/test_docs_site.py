@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,29 +20,19 @@ from tests.helpers.documents import DOCS, text_of
 from tests.helpers.paths import ROOT
 from wima.cli.reference import page
 
-spec = spec_from_file_location("hooks", DOCS / "hooks.py")
-ENTRIES: list[str] = []  # of the reference
-if find_spec("griffe"):  # from the extra docs
-    hooks = module_from_spec(spec)
-    spec.loader.exec_module(hooks)
-    ENTRIES += hooks.ENTRIES.values()
 ASSET = re.compile(r'<(?:script|img|iframe|source)[^>]*\ssrc="([^"]+)"|<link\s[^>]*>')
 LOADED = re.compile(r'rel="(?:stylesheet|icon|preload|preconnect|dns-prefetch|manifest)"')
 
 
-@pytest.mark.skipif(not ENTRIES, reason="the extra docs is not installed")
-def test_every_public_name_has_one_entry_in_the_reference():
+def test_the_reference_has_one_entry_for_every_public_name_and_none_for_nothing():
+    pytest.importorskip("griffe", reason="the extra docs is not installed")
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    pages = [hooks["with_entries"](text_of(p)) for p in (DOCS / "reference").glob("*.md")]
+    entries = [entry for page in pages for entry in hooks["ENTRY"].findall(page)]
     public = {f"{p.__name__}.{name}" for p in (wima, wima.flower) for name in p.__all__}
-    pages = [hooks.with_entries(text_of(p)) for p in (DOCS / "reference").glob("*.md")]
-    entries = [entry for page in pages for entry in hooks.ENTRY.findall(page)]
-    assert public - set(entries) == set()
-    assert len(entries) == len(set(entries))
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_an_entry_of_the_reference_names_something_that_there_is(entry):
-    module, _, name = entry.rpartition(".")
-    assert hasattr(import_module(module), name)
+    assert public - set(entries) == set() and len(entries) == len(set(entries))
+    for module, _, name in (entry.rpartition(".") for entry in entries):
+        assert hasattr(import_module(module), name), f"{module}.{name}"
 
 
 def test_the_page_on_the_command_line_is_up_to_date():
