@@ -11,8 +11,8 @@ import pytest
 
 import wima
 from tests.helpers.paths import ROOT
-from wima.runs.folder import is_intact, read_run
 from wima.runs.launch import launch
+from wima.runs.run import is_intact, read_run
 from wima.runs.settings import load_settings
 
 RUN = ["rounds=60", "eval_every=6", "eval_last=3", "engine=serial", "averagers=wima:window=auto"]
