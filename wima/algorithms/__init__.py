@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from wima.algorithms.adabest import AdaBest
-from wima.algorithms.base import Algorithm, Local, Visit
-from wima.algorithms.fedacg import FedACG
-from wima.algorithms.fedavg import FedAvg
-from wima.algorithms.fedcm import FedCM
-from wima.algorithms.feddyn import FedDyn
-from wima.algorithms.fedprox import FedProx
-from wima.algorithms.mime import Mime
-from wima.algorithms.mimelite import MimeLite
-from wima.algorithms.scaffold import Scaffold
+from wima.algorithms.adabest import AdaBest as AdaBest
+from wima.algorithms.base import Algorithm as Algorithm, Local as Local, Visit as Visit
+from wima.algorithms.fedacg import FedACG as FedACG
+from wima.algorithms.fedavg import FedAvg as FedAvg
+from wima.algorithms.fedcm import FedCM as FedCM
+from wima.algorithms.feddyn import FedDyn as FedDyn
+from wima.algorithms.fedprox import FedProx as FedProx
+from wima.algorithms.mime import Mime as Mime
+from wima.algorithms.mimelite import MimeLite as MimeLite
+from wima.algorithms.scaffold import Scaffold as Scaffold
 
 BY_NAME: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
@@ -24,19 +24,3 @@ BY_NAME: dict[str, type[Algorithm]] = {
     "mime": Mime,
     "mimelite": MimeLite,
 }
-
-__all__ = [
-    "BY_NAME",
-    "AdaBest",
-    "Algorithm",
-    "FedACG",
-    "FedAvg",
-    "FedCM",
-    "FedDyn",
-    "FedProx",
-    "Local",
-    "Mime",
-    "MimeLite",
-    "Scaffold",
-    "Visit",
-]
