@@ -30,12 +30,11 @@ from wima.core.vector import Vector, one_thread
 from wima.core.version import __version__
 from wima.data.cache import cache
 from wima.simulation.engines import NAMES
-from wima.simulation.engines.base import Engine, Setup, first_state
+from wima.simulation.engines.base import Setup, first_state
 from wima.simulation.engines.processes import Processes
-from wima.simulation.local import Solver
 from wima.simulation.options import RunOptions
 from wima.simulation.reference import Reference
-from wima.simulation.round import Pooled, Serial
+from wima.simulation.round import Engine, Serial
 from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
@@ -294,20 +293,17 @@ def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -
         if name == "reference":
             return Reference(setup)
         if name == "serial":
-            return Pooled(name, setup, Serial(Solver(setup.task, setup.sgd, setup.seed)))
+            return Serial(setup)
         if name == "processes":
-            count = workers or min(cores(), cohort)
-            return Pooled(name, setup, Processes(setup, w, count, models))
+            return Processes(setup, w, workers or min(cores(), cohort), models)
         if name == "batched":
-            from wima.simulation.engines.batched import (
-                Batched,  # imported here because workers do not need it
-            )
+            from wima.simulation.engines.batched import Batched  # torch.func is slow to import
 
-            return Pooled(name, setup, Batched(setup, w))
+            return Batched(setup, w)
         if name == "distributed":
-            from wima.simulation.engines.ranks import distributed  # imported only if needed
+            from wima.simulation.engines.ranks import distributed  # so is torch.distributed
 
-            return distributed(setup, w, "gather")
+            return distributed(setup, w)
         raise unknown("engine", name, NAMES)
 
     if options.engine != "auto":
