@@ -70,4 +70,4 @@ def test_no_public_function_has_lost_a_parameter():
         assert not lost, name
 
 
-REMOVED: set[str] = set()
+REMOVED = {"KEYWORD_ONLY collective 'gather'"}  # there is only one way left
