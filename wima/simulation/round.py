@@ -21,7 +21,7 @@ from wima.core.errors import RunError
 from wima.core.vector import Vector
 from wima.simulation.engines.base import RoundState, RunningMean, Setup, located
 from wima.simulation.local import Problem, Solved, Solver
-from wima.simulation.measures.finetune import Exam
+from wima.simulation.measures.job import EvaluationJob
 
 
 class Engine:
@@ -60,9 +60,9 @@ class Engine:
         """The weighted mean of the deltas, if it costs less than all visits; None: it does not."""
         return None
 
-    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
+    def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
         """The answers of all pieces, in order."""
-        return [exam.answer(self.solver, piece, models) for piece in exam.pieces]
+        return [evaluation.answer(self.solver, piece, models) for piece in evaluation.pieces]
 
     def serve(self) -> bool:
         """Work for the process that runs the rounds until the run ends; False in that process."""

@@ -28,7 +28,7 @@ from wima.simulation.engines.base import Setup
 from wima.simulation.engines.shared import Handle, Shared, SlotHandles, Slots, allocate
 from wima.simulation.local import Problem, Solved, Solver
 from wima.simulation.measures.evaluation import Evaluation
-from wima.simulation.measures.finetune import Exam, exam_of
+from wima.simulation.measures.job import EvaluationJob, job_of
 from wima.simulation.round import Engine
 from wima.simulation.task import Task
 
@@ -48,16 +48,15 @@ class Train(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A job: a piece of an exam."""
+    """A job: a piece of an evaluation."""
 
     piece: int
-    exam: Exam
+    evaluation: EvaluationJob
     models: int
 
     def __str__(self) -> str:
-        return (
-            f"{'fine-tuning, client' if self.exam.finetune else 'evaluation, batch'} {self.piece}"
-        )
+        kind = "fine-tuning, client" if self.evaluation.finetune else "evaluation, batch"
+        return f"{kind} {self.piece}"
 
 
 Job: TypeAlias = Train | Score
@@ -127,15 +126,15 @@ class Processes(Engine):
                 self._work()
             yield _good(self._solved.pop(position))
 
-    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
+    def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
         """All models at once, piece by piece; before any training."""
         for row, w in zip(self._slots.models, models, strict=True):
             row.copy_(w)
         self._scored.clear()
-        self._scoring = deque(Score(piece, exam, len(models)) for piece in exam.pieces)
-        while len(self._scored) < len(exam.pieces):
+        self._scoring = deque(Score(piece, evaluation, len(models)) for piece in evaluation.pieces)
+        while len(self._scored) < len(evaluation.pieces):
             self._work()
-        return [_good(self._scored[piece]) for piece in exam.pieces]
+        return [_good(self._scored[piece]) for piece in evaluation.pieces]
 
     def _work(self) -> None:
         """Feed the workers, then take their replies, do a job here, or wait for a reply."""
@@ -164,8 +163,13 @@ class Processes(Engine):
         if isinstance(job, Train):
             message = self._slots.put(slot, job.problem)
         else:
-            exam = job.exam.fields()
-            message = {"slot": slot, "piece": job.piece, "exam": exam, "models": job.models}
+            evaluation = job.evaluation.fields()
+            message = {
+                "slot": slot,
+                "piece": job.piece,
+                "evaluation": evaluation,
+                "models": job.models,
+            }
         try:
             worker.send(message)
         except Exited as death:
@@ -205,7 +209,7 @@ class Processes(Engine):
         """Do a job in this process."""
         if isinstance(job, Score):
             models = list(self._slots.models[: job.models])
-            self._scored[job.piece] = job.exam.answer(self.solver, job.piece, models)
+            self._scored[job.piece] = job.evaluation.answer(self.solver, job.piece, models)
             return
         try:
             self._solved[job.position] = self.solve_here(job.problem)
@@ -320,9 +324,9 @@ def _set_up(setup: WorkerSetup) -> tuple[Solver, Slots]:
 def _reply(solver: Solver, slots: Slots, message: dict[str, Any]) -> dict[str, Any]:
     slot = message["slot"]
     try:
-        if "exam" in message:
+        if "evaluation" in message:
             models = list(slots.models[: message["models"]])
-            scores = exam_of(message["exam"]).answer(solver, message["piece"], models)
+            scores = job_of(message["evaluation"]).answer(solver, message["piece"], models)
             return {"slot": slot, "scores": scores}
         problem = slots.get(message)
         visit, rest = solver.solve(problem)

@@ -40,7 +40,7 @@ from wima.simulation.local import (
     solved,
     vectors_of,
 )
-from wima.simulation.measures.finetune import Exam, exam_of
+from wima.simulation.measures.job import EvaluationJob, job_of
 from wima.simulation.round import Engine
 from wima.simulation.task import data_checksum
 
@@ -238,14 +238,14 @@ class Ranks(Engine):
             yield visit
         self._waiting = False
 
-    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
+    def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
         """All models at once; rank r takes every n-th piece, starting at r."""
-        group, pieces = self.group, [int(piece) for piece in exam.pieces]
+        group, pieces = self.group, [int(piece) for piece in evaluation.pieces]
         self._waiting = True
-        work = {"models": len(models), "pieces": pieces, "exam": exam.fields()}
-        group.broadcast_json({"do": "examine", **work})
+        work = {"models": len(models), "pieces": pieces, "evaluation": evaluation.fields()}
+        group.broadcast_json({"do": "evaluate", **work})
         stacked = group.broadcast(torch.stack(models))
-        scores = _scores(self, group, exam, pieces, stacked)
+        scores = _scores(self, group, evaluation, pieces, stacked)
         for rank in range(1, group.size):
             reply = group.recv_json(rank)
             if "error" in reply:
@@ -325,7 +325,7 @@ class WorkerRank(Engine):
                 if order["do"] == "solve":
                     self._solve_all(order)
                 else:
-                    self._examine(order)
+                    self._evaluate(order)
         return True
 
     def _solve_all(self, order: dict[str, Any]) -> None:
@@ -365,11 +365,11 @@ class WorkerRank(Engine):
                 problems.append(problem_of(fields, w, self._trained, vectors))
         return problems
 
-    def _examine(self, order: dict[str, Any]) -> None:
+    def _evaluate(self, order: dict[str, Any]) -> None:
         shape = (order["models"], len(self._like))
         models = self.group.broadcast(self._like.new_empty(shape))
         try:
-            scores = _scores(self, self.group, exam_of(order["exam"]), order["pieces"], models)
+            scores = _scores(self, self.group, job_of(order["evaluation"]), order["pieces"], models)
             reply: dict[str, Any] = {"scores": scores}
         except Exception as error:
             reply = {"error": f"evaluation: {type(error).__name__}: {error}"}
@@ -386,10 +386,10 @@ def shared_out(costs: list[int], ranks: int) -> list[int]:
 
 
 def _scores(
-    engine: Engine, group: Group, exam: Exam, pieces: list[int], models: Vector
+    engine: Engine, group: Group, evaluation: EvaluationJob, pieces: list[int], models: Vector
 ) -> dict[int, list[Any]]:
     """The scores of this rank's share of the pieces."""
     return {
-        piece: exam.answer(engine.solver, piece, list(models))
+        piece: evaluation.answer(engine.solver, piece, list(models))
         for piece in pieces[group.rank :: group.size]
     }
