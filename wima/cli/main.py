@@ -114,7 +114,7 @@ def track(
     to: Annotated[str, typer.Option(help="Trackers, for example tensorboard,mlflow.")],
 ) -> None:
     """Export runs that have ended to TensorBoard, MLflow or Weights & Biases."""
-    from wima.runs.track.dispatch import export
+    from wima.runs.track import export
 
     for line in export(paths, to.split(",")):
         echo(line)

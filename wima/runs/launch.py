@@ -35,7 +35,7 @@ from wima.runs.ranks import check_rank_0, settings_to_resume
 from wima.runs.record import RECORDS, sums
 from wima.runs.settings import Settings
 from wima.runs.snapshots import Snapshots
-from wima.runs.track.dispatch import Trackers
+from wima.runs.track import Trackers
 from wima.simulation.engines import NAMES
 from wima.simulation.engines.shared import keep_freed_memory
 from wima.simulation.simulate import Record, Simulation

@@ -45,6 +45,9 @@ def expected_of(kind: str) -> Expected:
         ),
         "schedule": Expected("a class with factor(t, rounds)", object, ("factor",)),
         "privacy": Expected("a class derived from wima.Gaussian", Gaussian),
+        "tracker": Expected(
+            "a class with methods start, record and finish", object, ("start", "record", "finish")
+        ),
     }[kind]
 
 
