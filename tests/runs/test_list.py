@@ -1,4 +1,4 @@
-"""The helps that `wima list` prints without importing anything are those of the things themselves."""
+"""`wima list` prints helps without importing anything; they are those of the things themselves."""
 
 from __future__ import annotations
 

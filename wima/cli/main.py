@@ -6,23 +6,24 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source
+from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source, patch_typer
 from wima.cli.average import advise, average, window
 from wima.cli.compare import compare
 from wima.cli.data import app as data_app
+from wima.cli.experiments import paper, sweep, tune
 from wima.cli.flower import app as flower_app
-from wima.cli.paper import paper, sweep
-from wima.cli.plain_help import mend
-from wima.cli.tune import tune
 from wima.core.errors import RunError, UsageError
 from wima.core.text import echo
 from wima.core.version import __version__
 
-mend()
+if TYPE_CHECKING:
+    from wima.runs.settings import Settings
+
+patch_typer()
 app = typer.Typer(
     help="Federated learning on heterogeneous data, with window-based model averaging (WIMA).",
     no_args_is_help=True,
@@ -37,8 +38,8 @@ app.command(cls=SettingsCommand)(sweep)
 app.command(cls=SettingsCommand)(tune)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"wima {__version__}")
         raise typer.Exit
 
@@ -46,7 +47,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Options of wima itself."""
@@ -165,13 +169,11 @@ def list_(
         print(line)
 
 
-def _run_and_show(settings: object, path: Path) -> None:
+def _run_and_show(settings: Settings, path: Path) -> None:
     from wima.cli.tables import show
     from wima.runs.launch import launch
     from wima.runs.ranks import help_rank_0, helps
-    from wima.runs.settings import Settings
 
-    assert isinstance(settings, Settings)
     if helps(settings):
         help_rank_0(settings)
     else:

@@ -116,7 +116,6 @@ class Following(Protocol):
 
 
 Follow: TypeAlias = Callable[[int, int], Following]  # total rounds, rounds already done
-Command: TypeAlias = Callable[[Settings, Path], list[str]]  # from a run's settings and folder
 
 
 def default_path(settings: Settings) -> Path:
@@ -128,7 +127,7 @@ def launch(
     settings: Settings,
     path: Path,
     progress: Follow = Progress,
-    command: Command | None = None,
+    command: list[str] | None = None,
     report: Callable[[str], object] = print,
     **instead: Any,
 ) -> Run:
@@ -148,7 +147,7 @@ def launch(
                 settings = settings.model_copy(update={"engine": simulation.engine})
             facts: dict[str, Any] = {**simulation.facts(), **own_code(settings)}
             if command:
-                facts["command"] = command(settings, path)
+                facts["command"] = command
             folder = RunFolder.create(path, settings, facts)
             for line in plan:  # after all checks
                 report(line)
