@@ -22,7 +22,7 @@ from wima.experiments.tune import (
     run_trials,
 )
 from wima.runs.folder import read_run
-from wima.runs.launch import Progress, launch, resume
+from wima.runs.launch import ProgressDisplay, launch, resume
 from wima.runs.settings import load_settings
 
 ROUNDS = 8
@@ -124,7 +124,7 @@ def test_a_pruned_run_can_be_resumed_to_the_bytes_of_an_undisturbed_one(searched
 
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(searched, tmp_path, monkeypatch):
     run_trials(search_of(), tmp_path, 3, LOSS)
-    shown, seen = Progress.update, []
+    shown, seen = ProgressDisplay.update, []
 
     def stop(self, record):
         seen.append(record.t)
@@ -133,7 +133,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(searched, tmp_p
         shown(self, record)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Progress, "update", stop)
+        patched.setattr(ProgressDisplay, "update", stop)
         with pytest.raises(Interrupted, match="enough"):
             run_trials(search_of(), tmp_path, 12, LOSS)
     assert len(rows(tmp_path)) == 5 and seen[0] == 1

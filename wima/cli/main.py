@@ -92,9 +92,8 @@ def resume(
     """Resume a run that was interrupted, killed or failed; the result is the same."""
     from wima.cli.tables import show
     from wima.runs import launch
-    from wima.runs.ranks import helps_to_resume
 
-    if not helps_to_resume(path, overrides or ()):
+    if not launch.worked_to_resume(path, overrides or ()):
         show(launch.resume(path, changes=overrides or ()), path)
 
 
@@ -171,11 +170,10 @@ def list_(
 
 def _run_and_show(settings: Settings, path: Path) -> None:
     from wima.cli.tables import show
-    from wima.runs.launch import launch
-    from wima.runs.ranks import help_rank_0, helps
+    from wima.runs.launch import is_worker_rank, launch, work_for_rank_0
 
-    if helps(settings):
-        help_rank_0(settings)
+    if is_worker_rank(settings):
+        work_for_rank_0(settings)
     else:
         show(launch(settings, path), path)
 

@@ -166,14 +166,14 @@ class RunJob:
 
     def _execute(self, path: Path, settings: str) -> None:
         from wima.experiments.worker import run_or_resume  # here: submitting needs no torch
-        from wima.runs.launch import Progress
+        from wima.runs.launch import ProgressDisplay
 
         patience = time.monotonic() + PATIENCE
         while is_running(path) and time.monotonic() < patience:
             time.sleep(0.5)
         if end_of(path) in ENDED:
             return
-        end, message = run_or_resume(path, settings, Progress)
+        end, message = run_or_resume(path, settings, ProgressDisplay)
         if end == "interrupted":
             sys.exit(128 + signal.SIGTERM)
         if end not in ENDED:

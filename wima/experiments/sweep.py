@@ -27,7 +27,7 @@ from wima.core.errors import UsageError
 from wima.core.signals import ASKED, handled_by
 from wima.core.text import cell
 from wima.experiments.plan import Job
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 from wima.storage.lock import is_running
 
 ENDED = ("done", "diverged")  # states of runs that are not repeated

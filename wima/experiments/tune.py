@@ -31,8 +31,8 @@ from wima.experiments.plan import Job, methods
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet, write_sheet
 from wima.experiments.sweep import ENDED, end_of
 from wima.experiments.worker import run_or_resume
-from wima.runs.folder import ending, read_run, state_of
-from wima.runs.launch import Follow, Progress
+from wima.runs.launch import MakeDisplay, ProgressDisplay
+from wima.runs.run import ending, read_run, state_of
 from wima.runs.settings import Settings, as_choice, parse_override
 from wima.simulation.simulate import Record
 from wima.storage.files import replace_text
@@ -317,8 +317,10 @@ def _run(jobs: list[Job], folder: Path, trial: Trial, objective: Objective) -> s
         end, message = end_of(path), ""
         if end not in OVER:
             # Prune by the first seed, which all trials share.
-            follow: Follow = Progress if number else partial(Pruning, trial, objective, path)
-            end, message = run_or_resume(path, job.settings.to_toml(), follow)
+            display: MakeDisplay = (
+                ProgressDisplay if number else partial(Pruning, trial, objective, path)
+            )
+            end, message = run_or_resume(path, job.settings.to_toml(), display)
         if end == "interrupted":
             raise Interrupted(f"{message}\nThe same command continues the search.")
         if end != "done":
@@ -326,7 +328,7 @@ def _run(jobs: list[Job], folder: Path, trial: Trial, objective: Objective) -> s
     return ""
 
 
-class Pruning(Progress):
+class Pruning(ProgressDisplay):
     """Shows the progress of a run, and prunes it if the median of earlier trials was better."""
 
     def __init__(

@@ -18,12 +18,12 @@ from typing import Any, TextIO
 
 from wima.core.errors import Diverged, RunError, UsageError
 from wima.core.signals import Interrupted
-from wima.runs.launch import Follow, Silent, launch, resume
+from wima.runs.launch import MakeDisplay, NoProgress, launch, resume
 from wima.runs.settings import make_settings
 from wima.simulation.simulate import Record
 
 
-class ProgressReporter(Silent):
+class ProgressReporter(NoProgress):
     """Reports each round to the sweep; stops the run if the sweep is gone."""
 
     def __init__(self, sweep: TextIO, rounds: int, done: int) -> None:
@@ -44,14 +44,14 @@ def send(sweep: TextIO, message: dict[str, Any]) -> None:
     print(json.dumps(message), file=sweep, flush=True)
 
 
-def run_or_resume(path: Path, settings: str, progress: Follow) -> tuple[str, str]:
+def run_or_resume(path: Path, settings: str, display: MakeDisplay) -> tuple[str, str]:
     """Start or resume a run; returns its final state and the reason."""
     try:
         if path.exists():
-            resume(path, progress)
+            resume(path, display)
         else:
             command = ["wima", "run", str(path / "settings.toml")]
-            launch(make_settings(tomllib.loads(settings)), path, progress, command)
+            launch(make_settings(tomllib.loads(settings)), path, display, command)
     except Interrupted as reason:
         return reason.state, str(reason)
     except Diverged as reason:

@@ -13,15 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from typing import Any, Protocol
 
 from wima.core.errors import RunError, UsageError, check
 from wima.core.text import echo
-from wima.runs.folder import Run, read_run, seconds_of
 from wima.runs.own_code import check_call, find
-from wima.runs.record import from_line
+from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings
 from wima.simulation.simulate import Record
 from wima.storage.lock import is_running
@@ -96,13 +95,6 @@ def scalars(record: Record) -> dict[str, float]:
     }
     seconds = {} if isnan(record.seconds) else {"seconds": record.seconds}
     return {**metrics, **clients, **seconds, "lr": record.lr}
-
-
-def recorded(run: Run) -> Iterator[Record]:
-    """The rounds in a run's folder."""
-    seconds = seconds_of(run.path)
-    for line in run.records:
-        yield from_line({"cohort": [], "lr": None, **line}, seconds.get(line["t"], nan))
 
 
 EVENTS = "tensorboard"  # in the run folder
@@ -349,7 +341,7 @@ def _export(path: Path, names: Sequence[str]) -> str:
 
 def _begin(tracker: Tracker, run: Run) -> None:
     tracker.start(run)
-    for record in recorded(run):
+    for record in run.records:
         tracker.record(record)
 
 
