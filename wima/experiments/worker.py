@@ -50,7 +50,7 @@ def run_or_resume(path: Path, settings: str, display: MakeDisplay) -> tuple[str,
         if path.exists():
             resume(path, display)
         else:
-            command = ["wima", "run", str(path / "settings.toml")]
+            command = ["wima", "run", os.path.relpath(path / "settings.toml")]
             launch(make_settings(tomllib.loads(settings)), path, display, command)
     except Interrupted as reason:
         return reason.state, str(reason)
