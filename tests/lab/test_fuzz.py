@@ -1,6 +1,6 @@
 """Files and settings that anything may have happened to: an error that explains itself, or nothing.
 
-`python -m benchmarks --fuzz 10000` tries more of them.
+`python -m tests.lab --fuzz 10000` tries more of them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
-from benchmarks.__main__ import main
-from benchmarks.formats import FORMATS
-from benchmarks.fuzz import MUTATIONS, mutate, outcome
+from tests.lab.__main__ import main
+from tests.lab.formats import FORMATS
+from tests.lab.fuzz import MUTATIONS, mutate, outcome
 from wima.core.errors import UsageError
 from wima.runs.settings import Settings, make_settings, read_table
 
