@@ -21,7 +21,12 @@ os.environ["WIMA_DATA"] = str(Path(tempfile.gettempdir()) / f"wima-tests-{os.get
 import pytest
 from filelock import FileLock
 
+from tests.helpers import zygote
 from tests.helpers.paths import SHARED
+
+# Commands and workers that tests start are forks of a process that has imported everything.
+if sys.platform == "linux" and not os.environ.get("WIMA_TESTS_COLD"):
+    subprocess.Popen = zygote.Popen
 
 
 def _unpacked(name: str, marker: str) -> Path:
