@@ -95,6 +95,7 @@ def test_characters_follow_from_each_other_half_of_the_time() -> None:
     assert 0.45 < pairs.max(axis=1).sum() / pairs.sum() < 0.6
 
 
+@pytest.mark.world
 @pytest.mark.slow
 def test_ours_bare_and_naive_do_the_same_work(cache: Path) -> None:
     peers, size = "bare,naive,ours-serial", ["--turns", "1", "--rounds", "3", "--cold"]

@@ -18,6 +18,8 @@ from tests.helpers.browser import Browser, find_browser
 from tests.helpers.paths import ROOT
 from wima.cli.reference import page
 
+pytestmark = pytest.mark.site
+
 DOCS = ROOT / "docs"
 ENTRIES = [
     entry

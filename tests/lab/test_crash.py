@@ -13,6 +13,8 @@ from tests.lab.replay import record, replay
 from tests.lab.scenarios import SCENARIOS
 from wima.storage.files import replace_text
 
+pytestmark = pytest.mark.lab
+
 SHARES = {"run": 0.025, "resume": 0.02, "snapshots": 0.02, "sweep": 0.004}
 SHARES |= {"report": 0.03, "averages": 0.1}
 

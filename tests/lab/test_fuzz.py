@@ -28,6 +28,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.lab
 def test_damaged_files_of_every_kind_are_read_or_refused(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--fuzz", "150"])

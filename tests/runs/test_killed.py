@@ -40,6 +40,7 @@ def undisturbed(request, tmp_path_factory):
     return settings, path, time.perf_counter() - begin
 
 
+@pytest.mark.lab
 def test_a_run_killed_again_and_again_comes_to_the_same_bytes(undisturbed, tmp_path):
     settings, whole, seconds = undisturbed
     path = tmp_path / "run"
