@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.environments import NotInstalled, python, versions
-from benchmarks.micro import MICRO
+from benchmarks.micro import MICRO, measure
 from benchmarks.peers import PEERS
 from benchmarks.workloads import WORKLOADS, prepare
 
@@ -15,7 +15,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--workload", choices=WORKLOADS, help="compare peers on a workload")
-    what.add_argument("--micro", choices=MICRO, help="a small measurement of wima alone")
+    what.add_argument(
+        "--micro", choices=[*MICRO, "loop_auto"], help="a small measurement of wima alone"
+    )
     what.add_argument("--report", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--peer", default="all", help=f"comma-separated: {', '.join(PEERS)}")
     parser.add_argument("--turns", type=int, default=5, help="turns of every peer (5)")
@@ -58,7 +60,14 @@ def main(argv: list[str] | None = None) -> None:
     if asked.report:
         document()
         return
-    result = compare(asked) if asked.workload else MICRO[asked.micro](asked.turns)
+    if asked.workload:
+        result = compare(asked)
+    elif asked.micro == "loop_auto":
+        from benchmarks import loops
+
+        result = loops.measure(asked.turns)
+    else:
+        result = measure(asked.micro, asked.turns)
     print(markdown(result))
     if asked.out:
         write(result, asked.out)
