@@ -17,7 +17,7 @@ from wima.core.errors import UsageError
 from wima.runs.settings import Settings, make_settings, read_table
 
 slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
-fuzz = how(max_examples=200, deadline=None, suppress_health_check=slow)
+fuzz = how(max_examples=100, deadline=None, suppress_health_check=slow)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 values = st.recursive(
     scalars | st.sampled_from(["../../x", "/etc/passwd", "digits", "wima:window=2"]),
