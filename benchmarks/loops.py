@@ -1,4 +1,7 @@
-"""What `window="auto"` gains in training loops, beside the last model and a fixed window."""
+"""What `window="auto"` gains in training loops, beside the last model and a fixed window.
+
+python -m benchmarks --micro loop_auto: no times, but accuracies, a seed per turn.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import wima
-from benchmarks.micro import micro_result
+from benchmarks.report import origin
 
 FIXED = 100
 BATCH = 4
@@ -64,7 +67,8 @@ def measure(turns: int, epochs: int = EPOCHS) -> dict[str, Any]:
         f"0 to {turns - 1}, each with its own split."
     )
     title = "The window that chooses itself, in training loops"
-    return micro_result("loop_auto", title, text, [{"columns": columns, "rows": rows}])
+    fields = {"name": "loop_auto", "title": title, "text": text, "origin": origin()}
+    return {"kind": "micro", **fields, "tables": [{"columns": columns, "rows": rows}]}
 
 
 def _row(loop: Callable[..., Trained], seeds: int, epochs: int) -> list[str]:

@@ -1,55 +1,22 @@
-"""What a report over many runs takes: time, memory, and the size of its page."""
+"""Run folders as runs write them, with made-up curves."""
 
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.drive import ROOT
-from benchmarks.micro import micro_result
-from benchmarks.report import number
 from wima.runs.settings import make_settings
 
-RUNS, ROUNDS, SEEDS, DISTINCT = 500, 400, 5, 20
+SEEDS, DISTINCT = 5, 20
 MODELS = ("plain", "wima10", "wima50")
 
 
-def measure(turns: int) -> dict[str, Any]:
-    """A report in a process of its own, each time."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_runs(folder / "runs")
-        answers = [_alone(folder, turn) for turn in range(turns)]
-    seconds = [answer["seconds"] for answer in answers]
-    peak, size = (f"{max(answer[key] for answer in answers) / 1e6:.1f}" for key in ("peak", "page"))
-    row = [f"{RUNS} runs, {ROUNDS} rounds, {len(MODELS)} models"]
-    row += [number(min(seconds)), number(median(seconds)), peak, size]
-    columns = ["what", "best, s", "median, s", "peak memory, MB", "page, MB"]
-    table = {"columns": columns, "rows": [row]}
-    text = f"`wima report` over made-up run folders, {turns} times, from start to end."
-    return micro_result("report", "Reports", text, [table])
-
-
-def _alone(folder: Path, turn: int) -> dict[str, float]:
-    command = [sys.executable, "-m", __name__, str(folder / "runs"), str(folder / f"out{turn}")]
-    begin = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    seconds = time.perf_counter() - begin
-    return {"seconds": seconds, **json.loads(done.stdout.splitlines()[-1])}
-
-
-def write_runs(folder: Path, count: int = RUNS, rounds: int = ROUNDS) -> None:
+def write_runs(folder: Path, count: int, rounds: int) -> None:
     """Runs with different learning rates and seeds, each with a noisy and two smoother curves.
 
     After the first few, the records come again: writing them takes longer than the report.
@@ -118,16 +85,3 @@ def _environment() -> str:
     from wima.runs.folder import environment
 
     return json.dumps({**environment(), "engine": "serial", "clients": 100})
-
-
-def main(runs: str, out: str) -> None:
-    from wima.report.write import write_report
-
-    write_report([Path(runs)], Path(out))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    page = (Path(out) / "index.html").stat().st_size
-    print(json.dumps({"peak": peak, "page": page}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Damages files of every kind that wima reads, and has them read: benchmarks --fuzz 10000.
+"""Damages files of every kind that wima reads, and has them read: tests.lab --fuzz 10000.
 
 A file must be read, or refused with a sentence: no traceback, no hang, no gigabytes of memory.
 Cases run in forked processes, which share what is imported.
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.formats import FORMATS
+from tests.lab.formats import FORMATS
 from wima.core.errors import RunError, UsageError
 
 SECONDS, MEMORY, BATCH = 10, 2**30, 100

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from benchmarks.crash.recorder import Operation
+from tests.lab.recorder import Operation
 
 Tree = dict[str, bytes | None]  # path -> content; None for a folder
 WAYS = ("killed", "zeros", "cut", "forgotten")

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.crash.disk import read_tree
-from benchmarks.crash.kills import CASES
-from benchmarks.crash.replay import told, verdict
-from benchmarks.crash.scenarios import Scenario, finish
 from tests.helpers.interrupted import killed_after, outcome, settings_of
+from tests.lab.disk import read_tree
+from tests.lab.kills import CASES
+from tests.lab.replay import told, verdict
+from tests.lab.scenarios import Scenario, finish
 from wima.runs.launch import launch
 
 Damage = Callable[[bytes, random.Random], bytes | None]  # None: the file is removed

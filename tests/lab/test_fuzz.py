@@ -1,6 +1,6 @@
 """Files and settings that anything may have happened to: an error that explains itself, or nothing.
 
-`python -m benchmarks --fuzz 10000` tries more of them.
+`python -m tests.lab --fuzz 10000` tries more of them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
-from benchmarks.__main__ import main
-from benchmarks.formats import FORMATS
-from benchmarks.fuzz import MUTATIONS, mutate, outcome
+from tests.lab.__main__ import main
+from tests.lab.formats import FORMATS
+from tests.lab.fuzz import MUTATIONS, mutate, outcome
 from wima.core.errors import UsageError
 from wima.runs.settings import Settings, make_settings, read_table
 
 slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
-fuzz = how(max_examples=200, deadline=None, suppress_health_check=slow)
+fuzz = how(max_examples=100, deadline=None, suppress_health_check=slow)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 values = st.recursive(
     scalars | st.sampled_from(["../../x", "/etc/passwd", "digits", "wima:window=2"]),
@@ -28,6 +28,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.lab
 def test_damaged_files_of_every_kind_are_read_or_refused(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--fuzz", "150"])

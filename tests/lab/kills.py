@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.crash.scenarios import finish
 from tests.helpers.interrupted import FILES, ends, in_a_fork, kill, outcome, settings_of
+from tests.lab.scenarios import finish
 from wima.core.errors import RunError, UsageError
 from wima.runs.folder import read_run
 from wima.runs.launch import launch

@@ -1,4 +1,4 @@
-"""Crashes after a share of all writes, by the laboratory in benchmarks/crash."""
+"""Crashes after a share of all writes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.crash.disk import WAYS, Disk, read_tree, trees
-from benchmarks.crash.recorder import recording
-from benchmarks.crash.replay import record, replay
-from benchmarks.crash.scenarios import SCENARIOS
+from tests.lab.disk import WAYS, Disk, read_tree, trees
+from tests.lab.recorder import recording
+from tests.lab.replay import record, replay
+from tests.lab.scenarios import SCENARIOS
 from wima.storage.files import replace_text
+
+pytestmark = pytest.mark.lab
 
 SHARES = {"run": 0.025, "resume": 0.02, "snapshots": 0.02, "sweep": 0.004}
 SHARES |= {"report": 0.03, "averages": 0.1}

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.crash.disk import Tree, read_tree, trees, write_tree
-from benchmarks.crash.recorder import Operation, recording
-from benchmarks.crash.scenarios import SCENARIOS, Scenario
 from tests.helpers.interrupted import ends, in_a_fork
+from tests.lab.disk import Tree, read_tree, trees, write_tree
+from tests.lab.recorder import Operation, recording
+from tests.lab.scenarios import SCENARIOS, Scenario
 from wima.core.errors import RunError, UsageError
 
 REFUSED = 3  # exit code of a child
