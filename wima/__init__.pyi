@@ -1,19 +1,6 @@
 """Federated learning on heterogeneous data, with window-based model averaging (WIMA)."""
 
-from wima.algorithms import (
-    AdaBest as AdaBest,
-    Algorithm as Algorithm,
-    FedACG as FedACG,
-    FedAvg as FedAvg,
-    FedCM as FedCM,
-    FedDyn as FedDyn,
-    FedProx as FedProx,
-    Local as Local,
-    Mime as Mime,
-    MimeLite as MimeLite,
-    Scaffold as Scaffold,
-    Visit as Visit,
-)
+from wima.algorithms import *  # noqa: F403
 from wima.algorithms.server_opt import (
     SGD as SGD,
     Adagrad as Adagrad,

@@ -12,10 +12,10 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.comparisons import HEIGHTS, ROUNDS, level, noisy, write_method
 from tests.helpers.documents import section
 from tests.helpers.paths import ROOT
+from tests.helpers.run_folders import write_run
 from wima.report.comparison.paired import compare
 from wima.report.comparison.picture import _figure, draw, mean_curve
 from wima.report.comparison.texts import latex

@@ -15,11 +15,17 @@ def lazy_names(package: str, init: str) -> tuple[list[str], Callable[[str], Any]
     """`__all__` and `__getattr__` of a package, from its stub, which type checkers read too.
 
     init: the `__file__` of its `__init__.py`.  The `__init__.pyi` beside it has the names as lines
-    like `from wima.averaging import EMA as EMA`.
+    like `from wima.averaging import EMA as EMA`; those of `from wima.algorithms import *` are lines
+    of that form in its `__init__.py`.
     """
     where: dict[str, str] = {}
-    for block in Path(init).with_suffix(".pyi").read_text(encoding="utf-8").split("\nfrom ")[1:]:
-        where |= dict.fromkeys(re.findall(r"(\w+) as \1\b", block), block.split()[0])
+    stub = Path(init).with_suffix(".pyi")
+    for block in stub.read_text(encoding="utf-8").split("\nfrom ")[1:]:
+        module, _, names = block.split(maxsplit=2)
+        if names.startswith("*"):
+            folder = module.removeprefix(f"{package}.").replace(".", "/")
+            names = (stub.parent / folder / "__init__.py").read_text(encoding="utf-8")
+        where |= dict.fromkeys(re.findall(r"(\w+) as \1\b", names), module)
     public = sorted(name for name in where if not name.startswith("__"))
 
     def look_up(name: str) -> Any:

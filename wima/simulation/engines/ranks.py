@@ -176,10 +176,12 @@ def _named() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first_line = str(error).partition("\n")[0]
+        # Gloo's text is "[file:line] what happened. Advice": only the middle helps here.
+        line = str(error).partition("\n")[0]
+        reason = line.partition("] ")[2].partition(". ")[0] or line
         raise RunError(
             "The connection between the ranks failed, so the run cannot continue: a rank exited or "
-            f"can no longer be reached; see the output of the other ranks. ({first_line})"
+            f"can no longer be reached; torchrun names the first one. ({reason})"
         ) from error
 
 
