@@ -14,6 +14,7 @@ from rich.progress import TextColumn
 from safetensors.torch import save_file
 
 from wima.core.errors import Diverged, RunError, UsageError, check
+from wima.core.machine import keep_freed_memory
 from wima.core.progress import is_live, progress_bar
 from wima.core.signals import Interrupted, Pruned, StopRequest, forget_viewers
 from wima.core.text import cell, echo, printable
@@ -38,7 +39,6 @@ from wima.runs.run import Run, is_intact, read_run
 from wima.runs.settings import Settings
 from wima.runs.track import Trackers
 from wima.simulation.engines import NAMES
-from wima.simulation.engines.shared import keep_freed_memory
 from wima.simulation.simulate import Record, Simulation
 from wima.storage import manifests
 from wima.storage.files import digest, replace_text, written
@@ -371,7 +371,7 @@ def is_worker_rank(settings: Settings) -> bool:
     """Whether this process works for rank 0; checks that all ranks have the same settings."""
     if settings.engine != "distributed":
         return False
-    from wima.simulation.engines.group import join  # imported here: only distributed runs need it
+    from wima.simulation.engines.ranks import join  # imported here: only distributed runs need it
 
     group = join()
     group.agree({**settings.in_results(), "device": settings.device})
