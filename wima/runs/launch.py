@@ -37,7 +37,7 @@ from wima.runs.own_code import IN_PYTHON, OWN
 from wima.runs.record import RECORDS, RecordFiles, as_line, sums
 from wima.runs.run import Run, is_intact, read_run
 from wima.runs.settings import Settings
-from wima.runs.track.dispatch import Trackers
+from wima.runs.track import Trackers
 from wima.simulation.engines import NAMES
 from wima.simulation.simulate import Record, Simulation
 from wima.storage import manifests
@@ -58,7 +58,6 @@ class Display(Protocol):
 
 
 MakeDisplay: TypeAlias = Callable[[int, int], Display]  # total rounds, rounds already done
-Command: TypeAlias = Callable[[Settings, Path], list[str]]  # from a run's settings and folder
 
 
 class NoProgress:
@@ -121,10 +120,6 @@ def _describe(record: Record) -> str:
     return "  ".join(parts)
 
 
-Progress = ProgressDisplay  # FORMER
-Follow: TypeAlias = MakeDisplay  # FORMER
-
-
 def default_path(settings: Settings) -> Path:
     """The default folder of a run."""
     return Path("runs") / run_name(settings)
@@ -134,7 +129,7 @@ def launch(
     settings: Settings,
     path: Path,
     progress: MakeDisplay = ProgressDisplay,
-    command: Command | None = None,
+    command: list[str] | None = None,
     report: Callable[[str], object] = print,
     **overrides: Any,
 ) -> Run:
@@ -154,7 +149,7 @@ def launch(
                 settings = settings.model_copy(update={"engine": simulation.engine})
             facts: dict[str, Any] = {**simulation.facts(), **own_code(settings)}
             if command:
-                facts["command"] = command(settings, path)
+                facts["command"] = command
             lock = create_folder(path, settings, facts)
             for line in plan:  # after all checks
                 report(line)
