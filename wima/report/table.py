@@ -108,8 +108,7 @@ class Entry(NamedTuple):
             return ""
         if self.diverged:
             return "N/A"
-        runs = [m.run for m in self.members if m.run is not None]
-        runs = [run for run in runs if run.state != "done"] or runs
+        runs = [m.run for m in self.members if m.run is not None and m.run.state != "done"]
         return max(runs, key=lambda run: run.done).progress if runs else "-"
 
     @property
