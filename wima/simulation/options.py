@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
 
 from wima.core.checks import check_count, check_one_of, check_rate, is_count
 from wima.core.errors import check
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Weighting: TypeAlias = Literal["examples", "uniform"]
 Collective: TypeAlias = Literal["gather", "reduce"]

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
 from inspect import Signature, signature
-from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from wima import algorithms, averaging
@@ -32,13 +31,11 @@ from wima.simulation.faults import Faults
 from wima.simulation.measures.evaluation import Detail, Metrics
 from wima.simulation.measures.finetune import BY_NAME as FINE_TUNING, FineTune
 from wima.simulation.measures.models import Examined, examine, finetuned, prepared
-from wima.simulation.options import RunOptions
+from wima.simulation.options import NOTHING, RunOptions
 from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, Ledger, ledger
 from wima.simulation.schedules import Constant, Schedule
 from wima.simulation.task import Task, data_checksum
 from wima.storage.segments import Storage
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Record(NamedTuple):

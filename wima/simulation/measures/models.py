@@ -13,8 +13,7 @@ from wima.simulation.engines.base import Engine
 from wima.simulation.measures.calibration import calibration_error, reliability
 from wima.simulation.measures.evaluation import Detail, Evaluation, Metrics
 from wima.simulation.measures.finetune import Exam, FineTune
-from wima.simulation.options import RunOptions
-from wima.simulation.simulate import NOTHING
+from wima.simulation.options import NOTHING, RunOptions
 from wima.simulation.task import Task
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by model
