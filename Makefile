@@ -10,7 +10,7 @@ WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) # some tests 
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-PAGE := wima/report/page
+PAGE := wima/report/web
 NODE := $(shell command -v node 2>/dev/null)
 ESLINT_VERSION := 10.14.0
 ESLINT := $(VENV)/eslint-$(ESLINT_VERSION)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.micro.report import write_run
 from tests.helpers.extras import add_extras, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of
-from wima.report.gather import gather
+from wima.report.frame import gather
 from wima.report.measure import Measure
 from wima.report.write import write_report
 

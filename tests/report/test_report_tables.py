@@ -8,9 +8,9 @@ from benchmarks.micro.report import write_run
 from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, data_of, make_sheet, numbers, place
 from wima.core.errors import UsageError
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.gather import gather
+from wima.report.frame import gather
 from wima.report.measure import Measure
-from wima.report.tables import sheet_table
+from wima.report.table import sheet_table
 from wima.report.write import make_tables, write_report
 
 pytestmark = pytest.mark.usefixtures("no_figures")

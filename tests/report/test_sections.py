@@ -16,7 +16,7 @@ from benchmarks.micro.report import write_run
 from tests.helpers.extras import add_extras, records_of, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of, place
 from wima.report.measure import MINUS, Measure
-from wima.report.texts import DATA
+from wima.report.text import DATA
 from wima.report.write import write_report
 from wima.runs.launch import launch
 from wima.runs.settings import make_settings
