@@ -15,7 +15,6 @@ DOCS = ROOT / "docs"
 RESULTS = {name: DOCS / "results" / name for name in ("paper", "cpu", "auto", "clients", "privacy")}
 PAPER, RUNS = RESULTS["paper"], RESULTS["cpu"]
 PAGES = {
-    "auto": ["choosing-w.md"],
     "clients": ["clients.md", "calibration.md"],
     "privacy": ["privacy.md"],
 }

@@ -34,6 +34,7 @@ POINTS = 2000  # per curve; more than a figure can show
 MARKED = 80  # up to this many evaluations are shown as points, more as a line
 ACROSS = 4  # panels per row
 PANELS = 24  # of a section
+LABELS = 60  # of a legend; more would leave no room for the curves
 PAPER = "paper: "
 STRIP = "models in\nthe window"  # below curves, for windows that are chosen automatically
 
@@ -162,11 +163,11 @@ def _legend(figure: Any, panels: Iterable[Any], last: str = "", **place: Any) ->
     """A legend with the labels of all panels, each once; those that start with `last` last."""
     lines = [line for panel in panels for line in panel.get_legend_handles_labels()[0]]
     lines.sort(key=lambda line: bool(last) and line.get_label().startswith(last))
-    named = {line.get_label(): line for line in lines}
+    named = {line.get_label(): line for line in lines[:LABELS]}
     short = [text if len(text) <= 54 else f"{text[:24]} ... {text[-25:]}" for text in named]
     columns = 3 if max(map(len, short), default=0) <= 32 else 2
     place = {"ncols": columns, "fontsize": "small", **place}
-    for text in figure.legend(named.values(), short, **place).get_texts():
+    for text in figure.legend([*named.values()], short, **place).get_texts():
         text.set_parse_math(False)
 
 
