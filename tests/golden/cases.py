@@ -141,7 +141,6 @@ def sheets() -> dict[str, dict[str, Any]]:
             found[f"{name} {scale}"] = {
                 "runs": len(names),
                 "names": _checksum("\n".join(names)),
-                "settings": _checksum("\n".join(job.settings.to_toml() for job in jobs)),
                 "sheet": _checksum(text),
             }
     return found

@@ -13,6 +13,7 @@ from wima.runs.folder import read_run
 from wima.runs.launch import resume
 
 RUNS = json.loads((cases.HERE / "runs.json").read_text())
+REMOVED = {"KEYWORD_ONLY collective 'gather'"}
 PROCESSES = ("plain scaffold", "layers mime", "measures fedavg")
 
 
@@ -65,9 +66,6 @@ def test_a_run_that_an_earlier_version_began_is_read_and_resumed(name, known, tm
 def test_no_public_function_has_lost_a_parameter():
     before = json.loads((cases.HERE / "signatures.json").read_text())
     now = cases.signatures()
-    for name, parameters in before.items():
-        lost = [p for p in parameters if p not in now[name] and p not in REMOVED]
+    for name in before.keys() - {"Simulation", "Result"}:  # made by functions, not by users
+        lost = [p for p in before[name] if p not in now[name] and p not in REMOVED]
         assert not lost, name
-
-
-REMOVED: set[str] = set()

@@ -16,7 +16,7 @@ import numpy as np
 from wima.core.errors import UsageError, check, unknown
 from wima.core.statistics import RISK, last_rounds
 from wima.core.version import __version__
-from wima.experiments.sheet import Sheet
+from wima.experiments.sheet import own_sheet
 from wima.report.figures import draw_comparison
 from wima.report.frame import COMPARED, Data, Omitted, Source, gather
 from wima.report.measure import PLAIN, Measure, megabytes
@@ -99,20 +99,9 @@ def compare(
     kept = {p: e for p, e in entries.items() if e is base or not models or e.heading in models}
     check(len(kept) > 1, f"Only {base.name} was found; a comparison needs at least two.")
     compared = with_gains(kept, lambda entry: None if entry is base else base, None)
-    sheet = Sheet(
-        name="compare",
-        title=f"Comparison with {base.name}",
-        shown="",
-        kind="table",
-        scale="",
-        note="",
-        command="",
-        last=last,
-        rows=list(dict.fromkeys(row for row, _, _ in kept)),
-        columns=[""],
-        headings=list(dict.fromkeys(heading for _, _, heading in kept)),
-        cells=[],
-    )
+    rows, headings = ([*dict.fromkeys(place[part] for place in kept)] for part in (0, 2))
+    title = f"Comparison with {base.name}"
+    sheet = own_sheet("compare", title, last, rows=rows, headings=headings)
     return Comparison(
         table=Table(sheet, last, compared, data),
         baseline=base,

@@ -163,7 +163,7 @@ def _legend(figure: Any, panels: Iterable[Any], last: str = "", **place: Any) ->
     """A legend with the labels of all panels, each once; those that start with `last` last."""
     lines = [line for panel in panels for line in panel.get_legend_handles_labels()[0]]
     lines.sort(key=lambda line: bool(last) and line.get_label().startswith(last))
-    named = {line.get_label(): line for line in lines[:LABELS]}
+    named = dict(list({line.get_label(): line for line in lines}.items())[:LABELS])
     short = [text if len(text) <= 54 else f"{text[:24]} ... {text[-25:]}" for text in named]
     columns = 3 if max(map(len, short), default=0) <= 32 else 2
     place = {"ncols": columns, "fontsize": "small", **place}

@@ -20,7 +20,7 @@ from wima.core.errors import UsageError
 from wima.core.statistics import QUANTILES
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet
 from wima.report.statistics import Curve
-from wima.runs.folder import Run, read_run, seconds_of, state_of
+from wima.runs.run import Run, read_run, seconds_of, state_of
 from wima.runs.settings import Settings
 
 MARKER = ".wima-report"  # in the folder of a report
@@ -40,7 +40,7 @@ class Source(NamedTuple):
     state: str
     reason: str  # why it ended, if it failed
     done: int  # rounds
-    environment: dict[str, Any]
+    environment: Mapping[str, Any]
     seconds: float | None  # of all its rounds
     models: list[str]  # that were evaluated, "plain" first
     leading: str  # the metric of the per-client results
@@ -177,7 +177,7 @@ def _add_run(path: Path, metric: str, data: Data) -> None:
         if any(np.any(np.diff(rounds) <= 0) for *_, rounds, _ in pieces):
             raise ValueError("the rounds are not in order")
     except KeyError:
-        names = ", ".join(next(m for r in run.records for m in r["metrics"].values())) or "none"
+        names = ", ".join(run.metrics) or "none"
         reason = f"not every record has the metric {metric!r}; it has {names}"
         data.omitted.append(Omitted(str(path), reason))
     except (UsageError, OSError) as error:

@@ -11,9 +11,8 @@ from rich.table import Table
 from wima.core.text import cell
 from wima.report.figures import axes_for as axes_for, draw as draw
 from wima.report.measure import Measure
-from wima.runs.folder import Row, Run, ending, rows_of
-from wima.runs.own_code import OWN, label
 from wima.runs.record import Curves
+from wima.runs.run import Row, Run, ending, rows_of
 
 HEADINGS = ("model", "mean", "deviation", "gain")
 
@@ -77,22 +76,10 @@ def summary_of(curves: Curves, last: int, metric: str) -> Summary:
     return Summary(rows_of(curves, last, metric), metric)
 
 
-def title_of(run: Run) -> str:
-    """One line that says what was run."""
-    settings, clients = run.settings, run.environment.get("clients", "all")
-    return title(settings.algorithm.name, settings.data.name, settings.clients_per_round, clients)
-
-
-def title(algorithm: str, data: str, per_round: int, clients: object) -> str:
-    """The same, from names in settings."""
-    on = "own data" if data == OWN else label(data)
-    return f"{label(algorithm)} on {on}, {per_round} of {clients} clients per round"
-
-
 def draw_curves(run: Run, path: Path, metric: str = "accuracy") -> None:
     """Write a PNG of the metric over rounds, with plain solid and averages dashed, and windows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    draw(run, *axes_for(run, figure), title_of(run), metric)
+    draw(run, *axes_for(run, figure), run.title, metric)
     figure.savefig(path, dpi=120)

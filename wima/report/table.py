@@ -16,7 +16,7 @@ import numpy as np
 
 from wima.core.statistics import last_rounds
 from wima.experiments.printed import Printed, printed
-from wima.experiments.sheet import Sheet
+from wima.experiments.sheet import Sheet, own_sheet
 from wima.report.frame import Data, Omitted, Source
 from wima.report.measure import PLAIN, Measure, megabytes
 from wima.report.names import group_facts, group_names
@@ -208,20 +208,9 @@ def runs_table(runs: Sequence[Source], data: Data, measure: Measure) -> tuple[Ta
     headings = list(dict.fromkeys(m for run in runs for m in run.models)) or [PLAIN]
     headings.sort(key=lambda heading: heading != PLAIN)
     last = measure.last or last_rounds(min((run.settings.rounds for run in runs), default=1))
-    sheet = Sheet(
-        name=RUNS,
-        title="Runs" if len(names) > 1 else f"Runs of {names[0].short}",
-        shown="",
-        kind="table",
-        scale="",
-        note="",
-        command="",
-        last=last,
-        rows=[name.short for name in names],
-        columns=[""],
-        headings=headings,
-        cells=[],
-    )
+    title = "Runs" if len(names) > 1 else f"Runs of {names[0].short}"
+    rows = [name.short for name in names]
+    sheet = own_sheet(RUNS, title, last, rows=rows, headings=headings)
     table = _with_gains_over_plain(sheet, places, data, last, measure)
     return table._replace(long={n.short: n.whole for n in names if n.whole != n.short}), repeats
 

@@ -26,11 +26,11 @@ def as_result(run: Run) -> Result:
     result = Result(arrays=models[SERVED])
     clients = {
         record["t"]: {model: {METRIC: found} for model, found in record["clients"].items()}
-        for record in run.records
+        for record in list(run.lines())
         if "clients" in record
     }
     vars(result).update(models=models, served=SERVED, clients=clients)
-    for record in run.records:
+    for record in list(run.lines()):
         metrics = {
             f"{model}/{name}": value
             for model, values in record["metrics"].items()
