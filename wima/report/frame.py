@@ -5,6 +5,7 @@ Whatever cannot be used is listed with the reason.  This module alone knows how 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 
 from wima.core.errors import UsageError
 from wima.core.statistics import QUANTILES
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet
 from wima.report.statistics import Curve
-from wima.runs.run import Run, read_run, seconds_of, state_of
+from wima.runs.run import MALFORMED, Run, read_run, seconds_of, state_of
 from wima.runs.settings import Settings
 
 MARKER = ".wima-report"  # in the folder of a report
@@ -44,7 +46,7 @@ class Source(NamedTuple):
     seconds: float | None  # of all its rounds
     models: list[str]  # that were evaluated, "plain" first
     leading: str  # the metric of the per-client results
-    bins: dict[str, Any]  # the newest calibration bins by model
+    bins: dict[str, NDArray[np.float64]]  # by model: examples, confidence, accuracy of each
 
     @property
     def progress(self) -> str:
@@ -173,21 +175,15 @@ def _add_run(path: Path, metric: str, data: Data) -> None:
         return
     try:
         run = read_run(path)
-        source, pieces = _source(run, len(data.runs)), list(_pieces(run, metric))
+        source, pieces = _source(run, len(data.runs)), [*_evaluated(run, metric), *_recorded(run)]
         if any(np.any(np.diff(rounds) <= 0) for *_, rounds, _ in pieces):
             raise ValueError("the rounds are not in order")
-    except KeyError:
-        names = ", ".join(run.metrics) or "none"
-        reason = f"not every record has the metric {metric!r}; it has {names}"
-        data.omitted.append(Omitted(str(path), reason))
-    except (UsageError, OSError) as error:
-        data.omitted.append(Omitted(str(path), _one_line(error)))
-    except (ValueError, TypeError, OverflowError) as error:
-        reason = f"its records are damaged: {error}".splitlines()[0]
-        data.omitted.append(Omitted(str(path), reason))
-    else:
         data.runs[place] = source
         data.pieces.extend((source, piece) for piece in pieces)
+    except (UsageError, OSError) as error:
+        data.omitted.append(Omitted(str(path), _one_line(error)))
+    except MALFORMED as error:
+        data.omitted.append(Omitted(str(path), f"its records are damaged: {_one_line(error)}"))
 
 
 def _source(run: Run, number: int) -> Source:
@@ -195,6 +191,7 @@ def _source(run: Run, number: int) -> Source:
         seconds = sum(seconds_of(run.path).values()) or None
     except UsageError:  # times.jsonl is damaged
         seconds = None
+    _, bins = run.curves.extras.newest.get("calibration", (0, {}))
     return Source(
         number=number,
         path=run.path,
@@ -206,20 +203,25 @@ def _source(run: Run, number: int) -> Source:
         seconds=seconds,
         models=run.models,
         leading=run.curves.leading,
-        bins=run.curves.extras.newest.get("calibration", (0, {}))[1],
+        bins={model: np.array(own, float).reshape(-1, 3) for model, own in bins.items()},
     )
 
 
-def _pieces(run: Run, metric: str) -> Iterator[Piece]:
-    """The values of a run; raises `KeyError` if it lacks the metric."""
-    newest, sent = run.curves.extras
-    for model in run.models:
-        yield (model, metric, *run.curve(model, metric))
+def _evaluated(run: Run, metric: str) -> Iterator[Piece]:
+    """The curves of the metric, and those of calibration if every evaluation has them."""
     try:
-        calibration = [(m, name, *run.curve(m, name)) for m in run.models for name in CALIBRATION]
-        yield from (piece for piece in calibration if piece[1] != metric)
-    except KeyError:  # it was not measured in every evaluation
-        pass
+        yield from [(model, metric, *run.curve(model, metric)) for model in run.models]
+    except KeyError:
+        names = ", ".join(run.metrics) or "none"
+        raise UsageError(f"not every record has the metric {metric!r}; it has {names}") from None
+    with contextlib.suppress(KeyError):
+        curves = [(m, name, *run.curve(m, name)) for m in run.models for name in CALIBRATION]
+        yield from (piece for piece in curves if piece[1] != metric)
+
+
+def _recorded(run: Run) -> Iterator[Piece]:
+    """What else the records may have."""
+    newest, sent = run.curves.extras
     for model, counts in run.windows.items():
         yield (model, "window", *counts)
     if sent:
@@ -245,7 +247,7 @@ def _statistics(kind: str, t: int, models: Mapping[str, Mapping[str, Any]]) -> I
 
 
 def _or_nan(value: float | None) -> float:
-    return nan if value is None else value
+    return nan if value is None else float(value)
 
 
 def _one_line(error: Exception) -> str:

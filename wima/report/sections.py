@@ -131,10 +131,10 @@ def _calibration(table: Table) -> Section | None:
 
 def _reliability(members: Sequence[Member]) -> Points:
     """Mean confidence and accuracy of each non-empty bin, in percent."""
-    runs = [member.run.bins.get(member.model) for member in members if member.run]
+    runs = [m.run.bins[m.model] for m in members if m.run and m.model in m.run.bins]
     points = []
-    for bins in zip(*filter(None, runs), strict=False):
-        filled = np.array([own for own in bins if own[0]], float).reshape(-1, 3)
+    for bins in zip(*runs, strict=False):
+        filled = np.array([own for own in bins if own[0]]).reshape(-1, 3)
         count = filled[:, 0].sum()
         if count:
             confidence, accuracy = 100 * (filled[:, 0] @ filled[:, 1:]) / count
