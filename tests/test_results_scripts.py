@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import wima
-from benchmarks.micro.report import write_run
 from tests.helpers.fedjax_files import femnist_folder, writer
 from tests.helpers.paths import ROOT
 from tests.helpers.reports import make_sheet
+from tests.helpers.run_folders import write_run
 from wima.data.augment import draw
 from wima.data.manage import import_data
 from wima.experiments.sheet import Cell, write_sheet

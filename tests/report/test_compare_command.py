@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.micro.report import write_run
 from tests.helpers.comparisons import HEIGHTS, ROUNDS, level, noisy, write_method
+from tests.helpers.documents import section
 from tests.helpers.paths import ROOT
+from tests.helpers.run_folders import write_run
 from wima.report.compare import Comparison, compare, latex
 from wima.report.figures import band_of, comparison_figure, draw_comparison
 from wima.report.frame import COMPARED
 from wima.report.measure import Measure
 
 FILES = {COMPARED, *(f"compare.{ending}" for ending in ("md", "tex", "csv", "png", "pdf"))}
-PAGE = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
+PAGE = section("reports.md", "Comparing methods over seeds")
 
 
 def figure_of(made: Comparison) -> Figure:

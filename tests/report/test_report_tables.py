@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.extras import rewrite
 from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, data_of, make_sheet, numbers, place
+from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.frame import gather

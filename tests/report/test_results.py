@@ -15,8 +15,8 @@ DOCS = ROOT / "docs"
 RESULTS = {name: DOCS / "results" / name for name in ("paper", "cpu", "auto", "clients", "privacy")}
 PAPER, RUNS = RESULTS["paper"], RESULTS["cpu"]
 PAGES = {
-    "clients": ["clients.md", "calibration.md"],
-    "privacy": ["privacy.md"],
+    "clients": ["measures.md"],
+    "privacy": ["measures.md"],
 }
 
 

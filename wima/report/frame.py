@@ -221,11 +221,11 @@ def _evaluated(run: Run, metric: str) -> Iterator[Piece]:
 
 def _recorded(run: Run) -> Iterator[Piece]:
     """What else the records may have."""
-    newest, sent = run.curves.extras
+    newest, rounds, sent = run.curves.extras
     for model, counts in run.windows.items():
         yield (model, "window", *counts)
     if sent:
-        yield "", "bytes", range(1, len(sent) + 1), sent
+        yield "", "bytes", rounds, sent
     if "privacy" in newest:
         t, budget = newest["privacy"]
         yield "", "epsilon", [t], [_or_nan(budget.get("epsilon"))]

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from wima.core.statistics import RISK, holm
-from wima.experiments.definition import scales
+from wima.experiments.plan import scales
 from wima.report.figures import Pair, opening_figure, save
 from wima.report.frame import Omitted
 from wima.report.measure import PLAIN, Measure
