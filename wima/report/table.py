@@ -244,7 +244,7 @@ def member(
         return Member(seed, model, run)
     numbers = score(curve, run.done, last, measure.target, measure.sign)
     sent = data.curves.get((run.number, "", "bytes"))
-    there = np.flatnonzero(sent.rounds == numbers.reached) if sent and numbers.reached else ()
+    reached = sent.values[sent.rounds == numbers.reached] if sent and numbers.reached else None
     return Member(
         seed=seed,
         model=model,
@@ -252,7 +252,7 @@ def member(
         curve=curve,
         window=data.curves.get((run.number, model, "window")),
         score=numbers,
-        sent=int(sent.values[there[0]]) if sent and len(there) else None,
+        sent=None if reached is None or not len(reached) else int(reached[0]),
     )
 
 
