@@ -63,24 +63,27 @@ def _read_run(folder: Path) -> None:
 
 
 def _report(folder: Path) -> None:
-    from wima.report.gather import gather
+    from wima.report.frame import gather
     from wima.report.measure import Measure
     from wima.report.page import page
-    from wima.report.texts import data_csv, latex, markdown, markdown_page, table_csv
+    from wima.report.paper_page import Notes, markdown_page
+    from wima.report.table import grid
+    from wima.report.text import data_csv, grid_csv, latex, markdown
     from wima.report.write import make_tables
 
     measure = Measure()
-    found = gather([folder], measure.metric)
-    tables, omitted = make_tables(found, measure)
-    facts = {"title": "", "made": "", "version": "", "command": "", "notes": ""}
+    data = gather([folder], measure.metric)
+    tables, omitted = make_tables(data, measure)
+    facts = {"title": "", "made": "", "version": "", "command": ""}
     for table in tables:
-        for write in (markdown, latex, table_csv):
+        for write in (markdown, latex):
             write(table, measure)
+        grid_csv(grid(table, measure))
     data_csv(tables)
-    markdown_page(tables, [*found.omitted, *omitted], measure, facts)
-    page(tables, omitted, measure, facts, {table.slug: [] for table in tables})
-    if found.omitted:
-        raise UsageError(found.omitted[0].reason)
+    markdown_page(tables, [*data.omitted, *omitted], measure, facts, Notes())
+    page(tables, omitted, measure, facts, Notes(), {table.slug: [] for table in tables})
+    if data.omitted:
+        raise UsageError(data.omitted[0].reason)
 
 
 def _load_checkpoint(folder: Path) -> None:
