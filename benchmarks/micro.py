@@ -69,13 +69,13 @@ def windows(
 ) -> Cases:
     import torch
 
-    from wima.averaging import WIMA, Watch
+    from wima.averaging import WIMA, Averages
 
     five, w = (10, 20, 50, 100, 200), torch.randn(parameters)
     sets = {"five windows: " + ", ".join(map(str, five)): five}
     sets |= {f"W = {length:,}": (length,) for length in lengths}
     for case, chosen in sets.items():
-        watch = Watch({f"wima{n}": WIMA(n) for n in chosen}, torch.zeros(parameters))
+        watch = Averages({f"wima{n}": WIMA(n) for n in chosen}, torch.zeros(parameters))
         for _ in range(max(chosen) + 1):
             watch.update(w)
         yield case, partial(watch.update, w)
@@ -103,7 +103,7 @@ def buckets(folder: Path, parameters: int = 1_000_000, models: int = 10_000, k: 
             state = auto.update(state, v, None)  # type: ignore[arg-type]
 
     yield "256 updates", update
-    yield f"scores of all windows, from {len(sums)} sums", lambda: auto.judge(fullest, v)
+    yield f"scores of all windows, from {len(sums)} sums", lambda: auto.use_gradient(fullest, v)
     yield f"mean over {len(sums)} sums", lambda: fullest.buckets.mean(len(sums))
 
 
@@ -498,14 +498,14 @@ def budget(clients: int = 3_400) -> str:
 def long_window(window: int = 370, parameters: int = 4_821_740) -> str:
     import torch
 
-    from wima.averaging import WIMA, Watch
+    from wima.averaging import WIMA, Averages
     from wima.storage.segments import Segments
 
     torch.set_num_threads(1)
     w, seconds = torch.randn(parameters), []
     with tempfile.TemporaryDirectory() as folder:
         store = Segments(Path(folder))
-        watch = Watch({"wima": WIMA(window)}, w, mapped=store)
+        watch = Averages({"wima": WIMA(window)}, w, mapped=store)
         for _ in range(window + 30):
             begin = time.perf_counter()
             watch.update(w)

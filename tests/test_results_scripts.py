@@ -12,8 +12,8 @@ import torch
 import wima
 from tests.helpers.fedjax_files import femnist_folder, writer
 from tests.helpers.paths import ROOT
-from wima.data.augment import draw
 from wima.data.manage import import_data
+from wima.data.transform import draw
 from wima.runs.launch import launch
 from wima.runs.settings import load_settings
 

@@ -21,7 +21,7 @@ def test_a_worker_that_is_killed_costs_one_run(tmp_path):
     sweep, killed = Sweep(jobs, tmp_path, 1), False
     for _ in sweep.run():
         if not killed and sweep.states[0].t:
-            sweep._processes[0].kill()
+            next(iter(sweep._current)).process.kill()
             killed = True
     assert killed and states(sweep) == ["failed", "done"]
     assert "killed by signal 9" in sweep.states[0].message

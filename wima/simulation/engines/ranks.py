@@ -310,7 +310,7 @@ class Ranks(Engine):
 class WorkerRank(Engine):
     """Any other rank: solves what rank 0 sends."""
 
-    name, helps = "distributed", True
+    name, is_worker_rank = "distributed", True
 
     def __init__(self, group: Group, setup: Setup, w: Vector) -> None:
         super().__init__(setup)
