@@ -10,8 +10,8 @@ import subprocess
 import pytest
 
 from tests.helpers.commands import environment, start
+from tests.helpers.documents import section
 from tests.helpers.interrupted import outcome
-from tests.helpers.paths import ROOT
 from tests.helpers.slurm import cluster, slurm, start_again
 from tests.helpers.sweeps import jobs_of, played, states
 from tests.helpers.waiting import rounds_recorded, wait_for
@@ -24,8 +24,7 @@ LONG = ["rounds=300", "eval_every=20", "eval_last=1", "checkpoint_every=50", "en
 GRID = ["clients_per_round=5,1000"]
 SWEEP = ["sweep", "digits", *LONG, "--grid", *GRID, "--seeds", "0,1", "--out", "runs"]
 
-PAGE = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^wima sweep .*$", PAGE, flags=re.M)
+COMMANDS = re.findall(r"^wima sweep .*$", section("experiments.md", "Sweeps on SLURM"), flags=re.M)
 
 
 @pytest.fixture(scope="module", autouse=True)

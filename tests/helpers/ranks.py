@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 from tests.helpers.interrupted import in_a_fork
 from wima.cli.main import main
-from wima.simulation.engines.group import join
+from wima.simulation.engines.ranks import join
 from wima.simulation.local import Solver
 
 LIMIT = 120  # seconds for all ranks to end
@@ -73,25 +72,11 @@ def wima(*arguments: str) -> None:
 
 def die_in_round(t: int) -> None:
     """This process is killed when it trains its first client of a round."""
-    _before(t, lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def stop_in_round(t: int, seconds: float) -> None:
-    """This process stands still for so long when it trains its first client of a round."""
-
-    def stop() -> None:
-        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    _before(t, stop)
-
-
-def _before(t: int, act: Callable[[], object]) -> None:
     solve = Solver.solve
 
-    def act_and_solve(self, problem):
+    def die_or_solve(self, problem):
         if problem.t == t:
-            act()
+            os.kill(os.getpid(), signal.SIGKILL)
         return solve(self, problem)
 
-    Solver.solve = act_and_solve
+    Solver.solve = die_or_solve

@@ -140,14 +140,13 @@ def _read_settings(folder: Path) -> None:
 
 
 def _experiment(folder: Path) -> None:
-    from wima.experiments.definition import HERE
+    from wima.experiments.plan import HERE
 
     shutil.copy(HERE / "window.toml", folder / "own.toml")
 
 
 def _read_experiment(folder: Path) -> None:
-    from wima.experiments.definition import find_experiment, scales
-    from wima.experiments.expand import expand
+    from wima.experiments.plan import expand, find_experiment, scales
 
     name, experiment = find_experiment(str(folder / "own.toml"))
     expand(name, experiment, "smoke", scales()["smoke"], [0], "")

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.paths import ROOT
 from tests.helpers.reports import AVERAGE, COLUMN, ROUNDS, curves, data_of, make_sheet
 from tests.helpers.run_folders import write_run
-from wima.experiments.definition import scales
+from wima.experiments.plan import scales
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.differences import differences
 from wima.report.gather import gather

@@ -39,8 +39,8 @@ from wima.flower.app.updates import Rejected, Update, read_update, too_long
 from wima.runs import launch
 from wima.runs.folder import read_run
 from wima.runs.settings import Settings
-from wima.simulation.engines.base import Engine, RoundState, Setup
-from wima.simulation.server import Updates, observed, step
+from wima.simulation.engines.base import RoundState, RunningMean, Setup
+from wima.simulation.round import Engine, Updates, observed, step
 from wima.simulation.simulate import check_server_rule
 
 log = logging.getLogger(__name__)
@@ -167,8 +167,11 @@ class Federation(Strategy, Engine):
         now, trained = self._now, len(self._trained())
         replies = self._ask(self._messages(GRADIENT, arrays, config, ()))
         updates = self._updates(replies, {"gradient": trained})
-        gradients = ((self._weight(i, u), u.vectors["gradient"]) for i, u in updates.items())
-        server, self._gradient = observed(self.setup, now.server, now.t, gradients)
+        mean = RunningMean()
+        for i, update in updates.items():
+            mean.add(update.vectors["gradient"], self._weight(i, update))
+        self._gradient = mean.value
+        server = observed(self.setup, now.server, now.t, self._gradient)
         self._now = now._replace(server=server, nodes={i: now.nodes[i] for i in updates})
 
     def configure_train(

@@ -17,6 +17,7 @@ from flwr.common.constant import ErrorCode  # not part of Flower's public API
 
 from wima.core.errors import RunError, UsageError
 from wima.core.vector import one_thread
+from wima.core.workers import Exited, Worker, pickled
 from wima.flower.grid.generators import preserved
 from wima.flower.grid.node import (
     context_bytes,
@@ -28,7 +29,6 @@ from wima.flower.grid.node import (
     visit,
     write_frames,
 )
-from wima.simulation.engines.worker import Exited, exit_message, launch, pickled
 
 Answer = tuple[Message, RecordDict | None]  # the reply, and the node's new state unless it failed
 
@@ -64,8 +64,8 @@ class InWorkers:
     def __init__(self, app: ClientApp, workers: int) -> None:
         refused = "The ClientApp cannot be sent to worker processes ({}); use workers=1."
         self._briefing = pickled(app, refused)
-        self._all = [launch("wima.flower.grid.node") for _ in range(workers)]
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        self._all = [Worker("wima.flower.grid.node") for _ in range(workers)]
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
         try:
             for child in self._all:
                 self._brief(child)
@@ -74,7 +74,7 @@ class InWorkers:
             self.close()
             raise
 
-    def _brief(self, child: subprocess.Popen[bytes]) -> None:
+    def _brief(self, child: Worker) -> None:
         """Send the app, and wait until the child has loaded it."""
         try:
             (trouble,) = _exchange(child, self._briefing, answers=1)
@@ -98,9 +98,9 @@ class InWorkers:
             self._idle.put(child)
         return message_of(reply), context_of(after).state if after else None
 
-    def _replaced(self, child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    def _replaced(self, child: Worker) -> Worker:
         _end(child)
-        fresh = launch("wima.flower.grid.node")
+        fresh = Worker("wima.flower.grid.node")
         self._all[self._all.index(child)] = fresh
         self._brief(fresh)
         return fresh
@@ -110,23 +110,24 @@ class InWorkers:
             _end(child)
 
 
-def _exchange(child: subprocess.Popen[bytes], *frames: bytes, answers: int) -> list[bytes]:
-    assert child.stdin is not None and child.stdout is not None
+def _exchange(child: Worker, *frames: bytes, answers: int) -> list[bytes]:
+    process = child.process
+    assert process.stdin is not None and process.stdout is not None
     try:
-        write_frames(child.stdin, *frames)  # type: ignore[arg-type]
-        return [read_frame(child.stdout) for _ in range(answers)]  # type: ignore[arg-type]
+        write_frames(process.stdin, *frames)  # type: ignore[arg-type]
+        return [read_frame(process.stdout) for _ in range(answers)]  # type: ignore[arg-type]
     except (BrokenPipeError, EOFError):
-        raise Exited(exit_message(child)) from None
+        raise Exited(child.exit_message()) from None
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: Worker) -> None:
     """Close the child's input, on which it exits; kill it if it does not."""
-    for pipe in (child.stdin, child.stdout):
+    for pipe in (child.process.stdin, child.process.stdout):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
     try:
-        child.wait(timeout=1)
+        child.process.wait(timeout=1)
     except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+        child.process.kill()
+        child.process.wait()
