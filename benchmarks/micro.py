@@ -346,7 +346,7 @@ def ranks(name: str) -> None:
         run = ["torch.distributed.run", "--nproc-per-node=2", "-m", "benchmarks.micro", "ranks"]
         os.execv(sys.executable, [sys.executable, "-m", *run, name])
     turns = Turns() if os.environ["RANK"] == "0" else None
-    from wima.simulation.engines.group import join
+    from wima.simulation.engines.ranks import join
 
     simulation = _simulate(name, engine="distributed", last_batch="short")
     if turns is not None:
