@@ -103,11 +103,11 @@ def _load_checkpoint(folder: Path) -> None:
         raise RunError(wrong[0])
 
 
-def _window(folder: Path) -> None:
-    from wima.runs.folder import read_run
-    from wima.runs.windows import write_window
+def _average_snapshots(folder: Path) -> None:
+    from wima.model_files.mean import average_files
 
-    write_window(read_run(folder / "run"), 2, folder / "mean.safetensors", force=True)
+    files = sorted((folder / "run" / "snapshots").glob("*.safetensors"))
+    average_files(files, folder / "mean.safetensors", force=True)
 
 
 def _flower(folder: Path) -> None:
@@ -334,7 +334,7 @@ FORMATS: dict[str, Format] = {
     "sheet": Format(_sheet, _report, ("own.sheet.json",)),
     "manifest": Format(_run, _load_checkpoint, ("run/checkpoints/0*.json",)),
     "segment": Format(_run, _load_checkpoint, ("run/checkpoints/*.safetensors",)),
-    "snapshot": Format(_run, _window, ("run/snapshots/*.safetensors",)),
+    "snapshot": Format(_run, _average_snapshots, ("run/snapshots/*.safetensors",)),
     "flower state": Format(_flower, _restore_flower, ("*",)),
     "settings": Format(_settings, _read_settings, ("settings.toml",)),
     "experiment": Format(_experiment, _read_experiment, ("own.toml",)),
