@@ -20,6 +20,7 @@ from tests.helpers.documents import DOCS, text_of
 from tests.helpers.paths import ROOT
 from wima.cli.reference import page
 
+pytestmark = pytest.mark.site
 ASSET = re.compile(r'<(?:script|img|iframe|source)[^>]*\ssrc="([^"]+)"|<link\s[^>]*>')
 LOADED = re.compile(r'rel="(?:stylesheet|icon|preload|preconnect|dns-prefetch|manifest)"')
 

@@ -12,6 +12,8 @@ import pytest
 from tests.helpers.documents import NOTEBOOKS
 from tests.helpers.notebooks import executed, outputs
 
+pytestmark = pytest.mark.site
+
 NAMES = [path.stem for path in NOTEBOOKS]
 LARGEST = 100_000  # bytes
 STYLE = re.compile("\x1b\\[\\d+m|†")

@@ -20,6 +20,8 @@ import wima
 from tests.helpers.commands import LIMIT
 from tests.helpers.paths import ROOT
 
+pytestmark = pytest.mark.site
+
 RELEASED = re.compile(r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[[^]]*\]\(([^)]*)\)")
 VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
@@ -161,4 +163,4 @@ def test_the_installed_wheel_runs_the_demo_and_reports_without_the_checkout(whee
     here("wima", "report", "demo", "--out", "report")
     page = (elsewhere / "report" / "index.html").read_text(encoding="utf-8")
     for part in ("page.css", "chart.js"):  # of which the page is put together
-        assert text_of(f"wima/report/page/{part}").strip()[:200] in page
+        assert text_of(f"wima/report/web/{part}").strip()[:200] in page

@@ -17,6 +17,8 @@ from tests.helpers.sweeps import jobs_of, played, states
 from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.experiments.slurm import missing
 
+pytestmark = pytest.mark.world
+
 # Long enough to be interrupted; the jobs of a cohort of 1000 fail before they have a folder.
 LONG = ["rounds=300", "eval_every=20", "eval_last=1", "checkpoint_every=50", "engine=serial"]
 GRID = ["clients_per_round=5,1000"]

@@ -22,6 +22,7 @@ QUICK += ["algorithm=scaffold", "alpha=1.0"]
 PATIENCE = 240  # seconds for what takes thirty on a free machine
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.world,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not (BIN / "flower-superlink").exists(), reason="Flower is not installed"),
 ]

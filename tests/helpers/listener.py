@@ -1,4 +1,4 @@
-"""An averager that keeps what it is judged by, for tests."""
+"""An averager that keeps the gradients it is given, for tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from wima.averaging import Averager
 class Listener(Averager):
     """Its state is the newest model, followed by all that came as `fresh`."""
 
-    judges = True
+    needs_gradient = True
 
     def init(self, w):
         return (w.clone(),)
 
-    def judge(self, state, fresh):
-        return (*state, fresh.clone())
+    def use_gradient(self, state, gradient):
+        return (*state, gradient.clone())
 
     def update(self, state, w, past):
         return (w.clone(), *state[1:])

@@ -7,11 +7,11 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.helpers.interrupted import in_a_fork
 from wima.cli.main import main
 from wima.simulation.engines.ranks import join
 from wima.simulation.local import Solver
@@ -36,7 +36,15 @@ def ranks(count: int, work: Callable[[int], object], folder: Path) -> list[Ended
     """Let so many ranks do this work, each with its number, and wait for them."""
     common = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     files = [folder / f"rank-{rank}.txt" for rank in range(count)]
-    pids = [_start({**common, "RANK": r}, lambda r=r: work(r), files[r]) for r in range(count)]
+
+    def start(rank: int) -> int:
+        def rank_alone() -> None:
+            os.environ.update({name: str(value) for name, value in common.items()}, RANK=str(rank))
+            work(rank)
+
+        return in_a_fork(rank_alone, files[rank], _leave)
+
+    pids = [start(rank) for rank in range(count)]
     codes = dict.fromkeys(pids)
     limit = time.monotonic() + LIMIT
     while None in codes.values():
@@ -50,29 +58,10 @@ def ranks(count: int, work: Callable[[int], object], folder: Path) -> list[Ended
     return [Ended(codes[pid], file.read_text()) for pid, file in zip(pids, files, strict=True)]
 
 
-def _start(environment: dict[str, object], work: Callable[[], object], output: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        with open(output, "w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        os.environ.update({name: str(value) for name, value in environment.items()})
-        work()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        if join.cache_info().currsize:
-            join().leave()  # as the interpreter does at its end
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _leave() -> None:
+    """As the interpreter does at its end."""
+    if join.cache_info().currsize:
+        join().leave()
 
 
 def wima(*arguments: str) -> None:

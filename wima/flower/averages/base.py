@@ -213,7 +213,7 @@ def _steps(
     strategy: Any, averagers: Mapping[str, Averager], interface: Interface[Packed]
 ) -> Steps[Packed] | None:
     """Computes the clients' mean steps; None if no averager needs them."""
-    if not any(averager.judges for averager in averagers.values()):
+    if not any(averager.rule().needs_gradient for averager in averagers.values()):
         return None
     private = interface.privacy.covers(strategy)
     if private:

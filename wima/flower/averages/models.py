@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from wima.averaging import SWA, Averager, Watch
+from wima.averaging import SWA, Averager, Averages
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Layout, Vector
 
@@ -46,7 +46,7 @@ class Models:
         self.newest: Arrays = {}
         self.layout: Layout | None = None
         self.dtype = torch.float32  # of the vector
-        self.watch: Watch | None = None
+        self.watch: Averages | None = None
         self._initial: Arrays = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._ring = ring  # how past models are kept, see `Ring`
@@ -126,7 +126,7 @@ class Models:
         self.dtype = torch.float64 if double else torch.float32
         w = flatten(initial or like, averaged, self.dtype)
         averagers = {name: self._for_run(a) for name, a in self.averagers.items()}
-        self.watch = Watch(averagers, w, self.layout.mask, **self._ring)
+        self.watch = Averages(averagers, w, self.layout.mask, **self._ring)
         self._initial, self._shapes = {}, shapes_of(like)
 
     def _for_run(self, averager: Averager) -> Averager:

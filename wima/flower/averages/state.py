@@ -53,7 +53,7 @@ def _identity(models: Models) -> dict[str, Any]:
 
 def _shown(averager: Averager) -> str:
     """The averager as text, without unset fields that version 0.1.0 did not have."""
-    return repr(averager).replace(", shape='linear'", "").replace(", buckets=None", "")
+    return repr(averager).replace(", buckets=None", "")
 
 
 class Resumed(NamedTuple):
