@@ -135,7 +135,7 @@ def test_processes_choose_the_same():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcm", "scaffold", "mimelite", "adabest"])
 @pytest.mark.parametrize("engine", ["serial", "reference", "batched"])
-def test_fresh_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeypatch):
+def test_client_gradient_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeypatch):
     """Without the directions of earlier rounds that an algorithm mixes in; MIMELite's are full."""
     expected, found = [], []
     kind = BY_NAME[name]
@@ -161,7 +161,7 @@ def test_fresh_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeyp
         torch.testing.assert_close(one, scale * other, rtol=1e-3, atol=1e-6)
 
 
-def test_for_mime_fresh_is_the_full_gradient_that_it_asks_for():
+def test_for_mime_client_gradient_is_the_full_gradient_that_it_asks_for():
     for engine in ("serial", "reference"):
         with wima.simulate(
             task_of(), wima.Mime(), averagers=[AUTO], engine=engine, **OPTIONS

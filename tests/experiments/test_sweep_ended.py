@@ -35,6 +35,9 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures(
+    "cold"
+)  # a sweep that begins at once can meet the worker of the killed one
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_sweep_that_is_ended_in_the_middle_goes_on_to_the_same_bytes(
     tmp_path, undisturbed, number

@@ -59,7 +59,7 @@ def test_its_numbers_are_wherever_metrics_are(tmp_path):
     assert result.metrics == ["accuracy", "loss", "macro_f1"]
     assert result.to_pandas()["macro_f1"].notna().all()
     assert result.summary("macro_f1")[0].model == "plain"
-    assert result.environment["better"] == {
+    assert result.environment["directions"] == {
         "accuracy": "higher",
         "loss": "lower",
         "macro_f1": "higher",

@@ -129,7 +129,7 @@ class Simulation:
             "clients": self.setup.task.data.num_clients,
             "parameters": len(self.w),
             "data_checksum": self._data_checksum,
-            "better": self.measures.better,
+            "directions": self.measures.better,
             **({"noise": noise} if noise is not None else {}),
         }
 
