@@ -155,8 +155,8 @@ def _advise_run(
     out: Path,
     force: bool,
 ) -> None:
+    from wima.core.measure import Measure
     from wima.model_files import advise as advice
-    from wima.report.measure import Measure
     from wima.runs.folder import read_run
     from wima.runs.windows import Trial
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wima.core.measure import PLAIN, Measure, megabytes
 from wima.core.statistics import last_rounds
 from wima.experiments.printed import Printed, printed
 from wima.experiments.sheet import Sheet, own_sheet
 from wima.report.frame import Data, Omitted, Source
-from wima.report.measure import PLAIN, Measure, megabytes
 from wima.report.names import group_facts, group_names
 from wima.report.statistics import (
     Curve,
@@ -244,7 +244,7 @@ def member(
         return Member(seed, model, run)
     numbers = score(curve, run.done, last, measure.target, measure.sign)
     sent = data.curves.get((run.number, "", "bytes"))
-    there = np.flatnonzero(sent.rounds == numbers.reached) if sent and numbers.reached else ()
+    there = sent.values[sent.rounds == numbers.reached] if sent else []
     return Member(
         seed=seed,
         model=model,
@@ -252,7 +252,7 @@ def member(
         curve=curve,
         window=data.curves.get((run.number, model, "window")),
         score=numbers,
-        sent=int(sent.values[there[0]]) if sent and len(there) else None,
+        sent=int(there[0]) if len(there) else None,
     )
 
 
