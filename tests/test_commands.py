@@ -79,7 +79,7 @@ def made_up(tmp_path_factory) -> Path:
 def folder(made_up, tmp_path, monkeypatch) -> Iterator[Path]:
     shutil.copytree(made_up, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    monkeypatch.setattr("wima.report.summary.draw_curves", lambda *_: None)  # half of the time
+    monkeypatch.setattr("wima.runs.summary.draw_curves", lambda *_: None)  # half of the time
     monkeypatch.setattr("sys.path", [*sys.path])
     yield tmp_path
     for name in (*OWN_MODULES, *(file.removesuffix(".py") for file in files())):
