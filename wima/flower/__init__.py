@@ -10,9 +10,8 @@ from wima.core.lazy import lazy_names
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
     from wima.flower.app.client import client_app as client_app
-    from wima.flower.app.federation import Federation as Federation
-    from wima.flower.app.options import Options as Options
-    from wima.flower.app.server import server_app as server_app
+    from wima.flower.app.nodes import Options as Options
+    from wima.flower.app.server import Federation as Federation, server_app as server_app
     from wima.flower.averages.legacy import averaged_legacy as averaged_legacy
     from wima.flower.averages.strategy import averaged as averaged
     from wima.flower.grid.local import LocalGrid as LocalGrid, run_flower as run_flower
@@ -25,9 +24,8 @@ __all__, __getattr__ = lazy_names(
     "wima.flower",
     {
         "app.client": "client_app",
-        "app.federation": "Federation",
-        "app.options": "Options",
-        "app.server": "server_app",
+        "app.nodes": "Options",
+        "app.server": "Federation server_app",
         "averages.legacy": "averaged_legacy",
         "averages.strategy": "averaged",
         "grid.local": "LocalGrid run_flower",
