@@ -49,10 +49,11 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from wima.data.bundle import Bundle as Bundle
     from wima.data.federated import FederatedData as FederatedData
     from wima.model_files.mean import average_files as average_files
-    from wima.results.result import Result as Result
-    from wima.results.run import read_run as read_run, run as run
+    from wima.runs.in_python import run as run
+    from wima.runs.run import Run as Run, read_run as read_run
     from wima.simulation.check import check_algorithm as check_algorithm
     from wima.simulation.faults import Faults as Faults
+    from wima.simulation.measures.base import Examples as Examples, Measure as Measure
     from wima.simulation.measures.finetune import FineTune as FineTune
     from wima.simulation.privacy import Gaussian as Gaussian
     from wima.simulation.schedules import (
@@ -84,10 +85,11 @@ __all__, __getattr__ = lazy_names(
         "data.bundle": "Bundle",
         "data.federated": "FederatedData",
         "model_files.mean": "average_files",
-        "results.result": "Result",
-        "results.run": "read_run run",
+        "runs.in_python": "run",
+        "runs.run": "Run read_run",
         "simulation.check": "check_algorithm",
         "simulation.faults": "Faults",
+        "simulation.measures.base": "Examples Measure",
         "simulation.measures.finetune": "FineTune",
         "simulation.privacy": "Gaussian",
         "simulation.schedules": "Constant Cosine Cyclic Exponential Schedule",

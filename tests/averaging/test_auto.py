@@ -189,7 +189,7 @@ def test_a_killed_run_goes_on_to_the_same_choices(tmp_path):
     killed_after(17, settings, tmp_path / "run")
     resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-    windows = [record["windows"]["wima-auto"] for record in read_run(tmp_path / "run").records]
+    windows = [record["windows"]["wima-auto"] for record in read_run(tmp_path / "run").lines()]
     assert max(windows) > 1
 
 

@@ -153,7 +153,7 @@ def test_own_data_run_and_give_a_model_of_their_shape(cli, tmp_path):
     code, out, err = cli("run", "digits", "data=my.npz", *QUICK[1:], "--out", "r")
     assert (code, err) == (0, "")
     assert "round 3/3" in out
-    records = read_run(tmp_path / "r").records
+    records = [*read_run(tmp_path / "r").lines()]
     assert {client for record in records for client in record["cohort"]} <= {0, 1, 2}
 
 
@@ -177,7 +177,7 @@ def test_dotted_overrides_change_one_hyper_parameter(cli, tmp_path):
 def test_a_run_without_evaluations_ends_well(cli, tmp_path):
     code, _, err = cli("run", "digits", *QUICK, "eval_every=0", "--out", "r")
     assert (code, err) == (0, "")
-    assert all(record["metrics"] == {} for record in read_run(tmp_path / "r").records)
+    assert all(record["metrics"] == {} for record in read_run(tmp_path / "r").lines())
 
 
 def test_the_same_settings_without_out_are_refused_the_second_time(cli, tmp_path):

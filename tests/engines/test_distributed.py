@@ -16,13 +16,13 @@ from torch import nn
 from tests.helpers.interrupted import outcome
 from tests.helpers.paths import ROOT
 from tests.helpers.ranks import die_in_round, free_port, ranks, stop_in_round, wima
+from wima import run
 from wima.algorithms import BY_NAME
 from wima.algorithms.server_opt import SGD
 from wima.averaging import WIMA
 from wima.core.errors import UsageError
 from wima.data.sets.digits import digits
 from wima.models import MLP
-from wima.results.run import run
 from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings
 from wima.simulation.engines.group import join

@@ -56,12 +56,12 @@ def test_vectors_are_those_of_the_simulator(case, tmp_path):
     settings = settings_of(tmp_path, **CASES[case])
     records, expected = simulated(settings)
     _, run = over(FaultyGrid(len(SIZES)), settings, tmp_path / "run")
-    assert [r["cohort"] for r in run.records] == [r.cohort for r in records]
+    assert [r.cohort for r in run.records] == [r.cohort for r in records]
     assert_same(models_of(run, settings), expected)
     for found, record in zip(run.records, records, strict=True):
-        assert found["metrics"].keys() == record.metrics.keys()
+        assert found.metrics.keys() == record.metrics.keys()
         for name in record.metrics:
-            assert found["metrics"][name] == pytest.approx(record.metrics[name], abs=1e-6)
+            assert found.metrics[name] == pytest.approx(record.metrics[name], abs=1e-6)
 
 
 def test_statistics_of_norm_layers_are_averaged_as_in_the_simulator(tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_only_mime_asks_twice_in_a_round(tmp_path):
         settings = settings_of(tmp_path, algorithm=algorithm, rounds=2)
         _, run = over(grid, settings, tmp_path / algorithm)
         asked = [(node, kind) for node, kind in grid.sent if kind != "query"]
-        expected = [(100 + i, k) for r in run.records for k in kinds for i in r["cohort"]]
+        expected = [(100 + i, k) for r in run.records for k in kinds for i in r.cohort]
         assert asked == expected
 
 
@@ -158,7 +158,7 @@ def test_a_killed_and_restarted_server_continues_to_the_same_vectors(case, new_n
         grid = FaultyGrid(len(SIZES), memory=memory)
     grid.spoil = lambda node, message, reply: reply
     _, run = over(grid, settings, tmp_path / "run")
-    assert [r["t"] for r in run.records] == [1, 2, 3, 4, 5, 6]
+    assert [r.t for r in run.records] == [1, 2, 3, 4, 5, 6]
     assert_same(models_of(run, settings), expected)
 
 
@@ -212,11 +212,13 @@ def test_the_result_is_flowers_with_all_models_metrics(tmp_path):
 
 def test_the_result_has_what_records_say_of_clients(tmp_path):
     _, run = over(FaultyGrid(len(SIZES)), settings_of(tmp_path), tmp_path / "run")
-    for record in run.records:
-        record.pop("clients", None)
+    lines = list(run.lines())
+    run.lines = lambda: lines
+    for line in lines:
+        line.pop("clients", None)
     assert as_result(run).clients == {}
     plain, average = summary([0.5, 0.6]), summary([0.5, 0.7], [0.5, 0.6])
-    run.records[-1]["clients"] = {"plain": plain, "wima2": average}
+    lines[-1]["clients"] = {"plain": plain, "wima2": average}
     expected = {"plain": {"accuracy": plain}, "wima2": {"accuracy": average}}
     assert as_result(run).clients == {5: expected}
     assert average["gained"] == 1

@@ -49,7 +49,7 @@ def test_nodes_come_and_go_between_rounds(tmp_path, caplog):
 
     grid.spoil = move
     _, run = over(grid, settings, tmp_path / "run", start_nodes=4)
-    cohorts = [r["cohort"] for r in run.records]
+    cohorts = [r.cohort for r in run.records]
     everyone = list(range(5))
     assert cohorts == [[0, 1, 2, 3]] * 2 + [[0, 2, 3]] * 2 + [everyone] * 2
     assert "Node 101 (client 1) left" in caplog.text
@@ -65,8 +65,8 @@ def test_a_node_lost_in_a_round_is_left_out_of_it(tmp_path, caplog):
 
     grid.spoil = fail
     _, run = over(grid, settings, tmp_path / "run", round_seconds=0.2)
-    assert [r.get("excluded") for r in run.records] == [None, [3], None]
-    assert [len(r["cohort"]) for r in run.records] == [5, 5, 4]  # its answer is still owed
+    assert [r.excluded for r in run.records] == [(), (3,), ()]
+    assert [len(r.cohort) for r in run.records] == [5, 5, 4]  # its answer is still owed
     assert "node 103 (client 3) is left out: no reply within 0.2 s" in caplog.text
 
 
@@ -85,7 +85,7 @@ def test_a_late_answer_brings_a_node_back_but_is_not_used(tmp_path):
 
     grid.spoil = delay
     _, run = over(grid, settings, tmp_path / "run", round_seconds=0.2)
-    assert [len(r["cohort"]) for r in run.records] == [5, 5, 4, 5]
+    assert [len(r.cohort) for r in run.records] == [5, 5, 4, 5]
 
 
 def test_too_few_nodes_end_the_run_with_advice(tmp_path):
@@ -183,7 +183,7 @@ def test_a_second_node_takes_part_while_the_first_is_away_but_not_while_it_is_bu
 
     grid.spoil = move
     _, run = over(grid, settings, tmp_path / "run", round_seconds=0.2)
-    assert [r["t"] for r in run.records if 1 not in r["cohort"]] == [3]
+    assert [r.t for r in run.records if 1 not in r.cohort] == [3]
     assert trained(grid, 105) == 2  # rounds 5 and 6
     assert trained(grid, 101) == 5
 

@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 from tests.helpers.commands import environment, printed, shell
 from tests.helpers.paths import ROOT
 from wima.runs.build import build
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 from wima.runs.settings import load_settings
 
 EXAMPLE = ROOT / "examples" / "flower"
@@ -28,10 +28,10 @@ def assert_as_simulated(folder: Path, overrides: list[str]) -> None:
     with build(load_settings("digits", [*overrides, "engine=serial"])) as simulation:
         records = list(simulation)
     assert run.status["state"] == "done"
-    assert [r["cohort"] for r in run.records] == [r.cohort for r in records]
+    assert [r.cohort for r in run.records] == [r.cohort for r in records]
     for line, record in zip(run.records, records, strict=True):
         for name in ("plain", "wima2"):
-            assert line["metrics"][name] == pytest.approx(record.metrics[name], abs=1e-5)
+            assert line.metrics[name] == pytest.approx(record.metrics[name], abs=1e-5)
 
 
 def test_the_example_app_is_simulated_by_its_script(tmp_path: Path) -> None:

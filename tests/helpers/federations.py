@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from wima.flower import Federation, LocalGrid, Options, client_app
 from wima.flower.grid.local import Node
 from wima.runs.build import build, build_task
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 from wima.runs.settings import make_settings
 
 AVERAGERS = ["wima:window=2", "wima:window=3:part=classifier", "ema", "lawa:k=2:every=1"]

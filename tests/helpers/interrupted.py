@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wima.core.signals import Interrupted
-from wima.runs.folder import RunFolder
-from wima.runs.launch import launch
+from wima.runs.launch import Runner, launch
 from wima.runs.settings import Settings, make_settings
 from wima.simulation.simulate import Record
 
@@ -70,15 +69,15 @@ def kill(pid: int, after: float) -> None:
 
 def after_round(t: int, happens: Callable[[], object]) -> None:
     """Let something happen when a round was recorded, before trackers hear of it."""
-    append = RunFolder.append
+    append = Runner.append
 
-    def recording(self: RunFolder, record: Record) -> None:
+    def recording(self: Runner, record: Record) -> None:
         append(self, record)
         if record.t == t:
-            RunFolder.append = append  # it happens once
+            Runner.append = append  # it happens once
             happens()
 
-    RunFolder.append = recording
+    Runner.append = recording
 
 
 def killed_after(t: int, settings: Settings, path: Path) -> None:

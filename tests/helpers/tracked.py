@@ -6,7 +6,7 @@ from pathlib import Path
 
 from wima.runs.folder import read_run
 from wima.runs.settings import Settings, make_settings
-from wima.runs.track.base import recorded, scalars
+from wima.runs.track.base import scalars
 
 ROUNDS = 12
 BASE = {
@@ -31,7 +31,7 @@ def settings_of(**changes) -> Settings:
 def numbers(path: Path) -> dict[str, dict[int, float]]:
     """What a tracker should have of a run: name -> round -> value."""
     expected: dict[str, dict[int, float]] = {}
-    for record in recorded(read_run(path)):
+    for record in read_run(path).records:
         for name, value in scalars(record).items():
             expected.setdefault(name, {})[record.t] = value
     return expected

@@ -77,8 +77,8 @@ def test_windows_take_sixteen_bytes_a_round():
 
 def test_records_are_read_once_for_curves_and_windows(tmp_path, monkeypatch):
     path = write_run(tmp_path / "run", {"rounds": 60}, curves(0), windows={AUTO: [1] * 60})
-    passes, parsed = [], Run._parsed
-    monkeypatch.setattr(Run, "_parsed", lambda run: passes.append(run) or parsed(run))
+    passes, parsed = [], Run.lines
+    monkeypatch.setattr(Run, "lines", lambda run: passes.append(run) or parsed(run))
     run = read_run(path)
     assert run.models and run.windows and run.curve("plain", "accuracy")
     assert len(passes) == 1

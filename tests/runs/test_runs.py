@@ -23,10 +23,12 @@ from wima.core.errors import UsageError
 from wima.data.sets.digits import digits
 from wima.models import MLP
 from wima.report.summary import summarize
-from wima.runs.folder import RunFolder, free_path, read_run
+from wima.runs.folder import create_folder, free_path, write_status
+from wima.runs.record import RecordFiles, as_line
+from wima.runs.run import read_run
 from wima.runs.settings import make_settings
+from wima.simulation.measures.metrics import TaskMetrics
 from wima.simulation.simulate import Record, Simulation
-from wima.simulation.task import Evaluation
 
 ROUNDS = 6
 SETTINGS = {"rounds": ROUNDS, "clients_per_round": 3, "lr": 0.1, "batch_size": 5, "epochs": 1}
@@ -126,7 +128,7 @@ def test_the_settings_of_a_run_repeat_it_byte_for_byte(finished, cli, tmp_path):
 
 def test_a_summary_takes_mean_and_deviation_over_the_last_rounds(finished):
     run = read_run(finished)
-    late = [r["metrics"] for r in run.records if r["t"] > ROUNDS - ROUNDS // 4]
+    late = [r["metrics"] for r in run.lines() if r["t"] > ROUNDS - ROUNDS // 4]
     row = summarize(run)[run.models.index("wima2")]
     assert (row.model, row.evaluations, row.last) == ("wima2", len(late), ROUNDS // 4)
     assert row.mean == pytest.approx(sum(m["wima2"]["accuracy"] for m in late) / len(late))
@@ -160,20 +162,20 @@ def test_ctrl_c_ends_a_run_in_good_order(tmp_path, engine):
     assert process.returncode == 130
     assert f"Interrupted after {done} of {rounds} rounds" in err and "Traceback" not in err
     assert run.status["state"] == "interrupted"
-    assert done >= 3 and [record["t"] for record in run.records] == list(range(1, done + 1))
+    assert done >= 3 and [record["t"] for record in run.lines()] == list(range(1, done + 1))
     assert len(workers) == (1 if "workers=2" in engine else 0)  # the other is the parent
     assert not any(running(worker) for worker in workers)
 
 
 def test_ctrl_c_while_models_are_evaluated_counts_the_rounds_recorded(cli, tmp_path, monkeypatch):
-    calls, combine = count(1), Evaluation.combine
+    calls, combine = count(1), TaskMetrics.combine
 
-    def interrupted(self, pieces):
-        if next(calls) > 2:  # both models of a round at once
+    def interrupted(self, parts):
+        if next(calls) > 4:  # two models per round
             raise KeyboardInterrupt
-        return combine(self, pieces)
+        return combine(self, parts)
 
-    monkeypatch.setattr(Evaluation, "combine", interrupted)
+    monkeypatch.setattr(TaskMetrics, "combine", interrupted)
     code, _, err = cli("run", "digits", *TEXTS, "window=2", "--out", "r")
     run = read_run(tmp_path / "r")
     assert (code, len(run.records), run.status["done"]) == (130, 2, 2)
@@ -206,14 +208,31 @@ def test_a_run_that_fails_keeps_its_records_and_the_reason(cli, tmp_path, monkey
     assert "error.txt" in err
     assert (run.status["state"], run.status["done"]) == ("failed", 2)
     assert run.status["reason"] == "the disk of client 7 is on fire"
-    assert [record["t"] for record in run.records] == [1, 2]
+    assert [record["t"] for record in run.lines()] == [1, 2]
     trace = (tmp_path / "r" / "error.txt").read_text()
     assert "Traceback" in trace and "fails_in_the_third" in trace
 
 
+class Folder:
+    """A run folder that is written round by round."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.settings = path, make_settings({"rounds": 3})
+        self.lock = create_folder(path, self.settings, {"engine": "serial"})
+        self.files = RecordFiles(path, None)
+
+    def append(self, record: Record) -> None:
+        self.files.append(as_line(record), {"t": record.t, "seconds": record.seconds})
+
+    def close(self, state: str) -> None:
+        self.files.close()
+        write_status(self.path, self.settings, state, 0)
+        self.lock.release()
+
+
 @pytest.fixture
-def folder(tmp_path) -> RunFolder:
-    return RunFolder.create(tmp_path / "r", make_settings({"rounds": 3}), {"engine": "serial"})
+def folder(tmp_path) -> Folder:
+    return Folder(tmp_path / "r")
 
 
 def record(t: int, **accuracies: float) -> Record:
@@ -252,7 +271,7 @@ def test_numbers_that_json_does_not_have_become_null_and_read_as_nan(folder):
 def test_a_run_folder_is_never_written_over(folder):
     folder.close("done")
     with pytest.raises(UsageError, match="already exists"):
-        RunFolder.create(folder.path, make_settings({}), {})
+        create_folder(folder.path, make_settings({}), {})
 
 
 @pytest.mark.parametrize("content", [{}, {"notes.txt": "hello"}, {"settings.toml": "[tool]\n"}])

@@ -16,8 +16,8 @@ from tests.helpers.interrupted import after_round, killed_after, outcome
 from tests.helpers.tracked import numbers, settings_of
 from wima.core.errors import RunError
 from wima.core.signals import Interrupted
-from wima.runs.folder import RunFolder, read_run
-from wima.runs.launch import launch, resume
+from wima.runs.launch import Runner, launch, resume
+from wima.runs.run import read_run
 from wima.runs.track.base import hyperparameters, identity
 from wima.runs.track.dispatch import export
 
@@ -44,7 +44,7 @@ def places(tmp_path, monkeypatch, database) -> Iterator[None]:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setattr(RunFolder, "append", RunFolder.append)  # restored when a test replaced it
+    monkeypatch.setattr(Runner, "append", Runner.append)  # restored when a test replaced it
     yield
     if "wandb" in sys.modules:
         sys.modules["wandb"].teardown()  # else a child would share this process's service

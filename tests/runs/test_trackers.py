@@ -13,11 +13,11 @@ from tests.helpers.interrupted import after_round, killed_after, outcome
 from tests.helpers.tracked import ROUNDS, settings_of
 from wima.core.errors import Diverged, RunError, UsageError
 from wima.core.signals import Interrupted
-from wima.runs.folder import Run, RunFolder, read_run
-from wima.runs.launch import launch, resume
+from wima.runs.launch import Runner, launch, resume
+from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
 from wima.runs.track import BY_NAME
-from wima.runs.track.base import hyperparameters, identity, recorded, scalars
+from wima.runs.track.base import hyperparameters, identity, scalars
 from wima.runs.track.dispatch import export
 from wima.simulation.simulate import Record, Simulation
 from wima.storage.lock import Lock
@@ -32,7 +32,7 @@ def run(plain, tmp_path) -> Path:
 @pytest.fixture
 def interrupted_after_7(monkeypatch):
     """The user interrupts the run when round 7 was recorded, before trackers hear of it."""
-    monkeypatch.setattr(RunFolder, "append", RunFolder.append)  # to be restored
+    monkeypatch.setattr(Runner, "append", Runner.append)  # to be restored
     after_round(7, interrupt)
 
 
@@ -92,17 +92,17 @@ def test_rounds_read_from_a_folder_are_those_that_happened(plain, diary, tmp_pat
     happened = []
     monkeypatch.setattr(Diary, "record", lambda self, record: happened.append(record))
     launch(settings_of(trackers=["diary"]), tmp_path / "r")
-    read = list(recorded(read_run(tmp_path / "r")))
+    read = read_run(tmp_path / "r").records
     assert [r._replace(seconds=0.0) for r in read] == [r._replace(seconds=0.0) for r in happened]
     assert [r.seconds for r in read] == pytest.approx([r.seconds for r in happened], abs=1e-6)
 
 
 def test_null_reads_as_nan_and_a_time_that_is_missing_is_left_out(run):
     text = (run / "records.jsonl").read_text()
-    accuracy = read_run(run).records[1]["metrics"]["plain"]["accuracy"]
+    accuracy = [*read_run(run).lines()][1]["metrics"]["plain"]["accuracy"]
     (run / "records.jsonl").write_text(text.replace(str(accuracy), "null", 1))
     (run / "times.jsonl").write_text('{"t": 2, "seconds": 0.5}\n')
-    first, second, *_ = recorded(read_run(run))
+    first, second, *_ = read_run(run).records
     assert "seconds" not in scalars(first) and scalars(second)["seconds"] == 0.5
     assert isnan(scalars(second)["accuracy/plain"])
 

@@ -120,7 +120,7 @@ def test_a_resumed_run_has_the_same_noise_clip_and_epsilon(tmp_path):
         launch(settings, simulated, progress=Stop)
     resume(simulated)
     assert outcome(simulated) == outcome(tmp_path / "whole")
-    spent = [record["privacy"]["epsilon"] for record in whole.records]
+    spent = [record["privacy"]["epsilon"] for record in whole.lines()]
     assert spent == sorted(spent) and len(set(spent)) == 8
 
 
@@ -130,7 +130,7 @@ def test_the_searched_noise_is_recorded_and_a_resume_with_another_is_refused(tmp
     run = launch(settings, tmp_path / "run")
     sampling = Sampling("poisson", 6, 30)
     noise = run.environment["noise"]
-    assert run.records[-1]["privacy"]["epsilon"] <= 5
+    assert [*run.lines()][-1]["privacy"]["epsilon"] <= 5
     assert Ledger(Gaussian(clip=1, noise=noise), sampling).epsilon(8) <= 5
     less = Ledger(Gaussian(clip=1, noise=noise - 0.01), sampling)
     assert less.epsilon(8) > 5

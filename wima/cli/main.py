@@ -88,7 +88,7 @@ def resume(
     """Resume a run that was interrupted, killed or failed; the result is the same."""
     from wima.cli.tables import show
     from wima.runs import launch
-    from wima.runs.ranks import helps_to_resume
+    from wima.runs.launch import worked_to_resume as helps_to_resume
 
     if not helps_to_resume(path, overrides or ()):
         show(launch.resume(path, changes=overrides or ()), path)
@@ -167,8 +167,7 @@ def list_(
 
 def _run_and_show(settings: object, path: Path) -> None:
     from wima.cli.tables import show
-    from wima.runs.launch import launch
-    from wima.runs.ranks import help_rank_0, helps
+    from wima.runs.launch import is_worker_rank as helps, launch, work_for_rank_0 as help_rank_0
     from wima.runs.settings import Settings
 
     assert isinstance(settings, Settings)

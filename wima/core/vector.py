@@ -197,3 +197,16 @@ def vectors(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, tuple | list):
         for branch in tree:
             yield from vectors(branch)
+
+
+def vector_of(tensors: Mapping[str, Tensor], layout: Layout | None) -> Vector:
+    """Tensors by name as one vector, the inverse of `by_name`; "w" is the vector itself."""
+    names = layout.slices if layout else tensors
+    check(names.keys() == tensors.keys(), "The tensors do not match the model in the settings.")
+    return torch.cat([tensors[name].reshape(-1) for name in names])
+
+
+def by_name(w: Vector, layout: Layout | None) -> dict[str, Tensor]:
+    """The tensors in a vector, each with its own memory, as safetensors requires."""
+    tensors = layout.unflatten(w) if layout else {"w": w}
+    return {name: tensor.clone() for name, tensor in tensors.items()}

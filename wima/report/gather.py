@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class Trace(NamedTuple):
     state: str
     reason: str  # why it ended, if it failed
     done: int  # rounds
-    environment: dict[str, Any]
+    environment: Mapping[str, Any]
     seconds: float | None  # of all its rounds
     curves: dict[str, Curve]  # by model, "plain" first
     windows: dict[str, Curve]  # by model: the number of averaged models, if it varies
@@ -134,7 +134,7 @@ def _trace(run: Run, metric: str) -> Trace:
         windows = {model: _curve(*counts) for model, counts in run.windows.items()}
         extras = (run.curves.extras, run.curves.leading, _calibration(run))
     except KeyError:
-        names = ", ".join(next(m for r in run.records for m in r["metrics"].values())) or "none"
+        names = ", ".join(run.metrics) or "none"
         raise UsageError(f"not every record has the metric {metric!r}; it has {names}") from None
     except UsageError:
         raise

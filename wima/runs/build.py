@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +52,8 @@ def check_choice(setting: str, choice: Any) -> None:
         own_thing("data", choice.name) if is_own(choice.name) else check_name(choice.name)
     elif setting == "model":  # needs the shape of examples, so it is not built here
         choice.call("model", models.BY_NAME)
+    elif setting == "measures":
+        choice.make("measure", {})
     elif choice is not None:
         kind, module = KINDS[setting]
         choice.make(kind, module.BY_NAME)
@@ -64,9 +66,9 @@ class Plan(NamedTuple):
     averages: int  # sums and other states of averagers
     window: int  # past models
     clients: int  # clients' states
+    snapshots: int  # files with means of models
     memory: int  # the total in memory
     disk: int  # checkpoints, records, final models and snapshots
-    snapshots: int = 0  # included in disk
 
     def in_words(self, settings: Settings) -> str:
         """The plan in words."""
@@ -89,57 +91,39 @@ def make_plan(
     """The plan of a run."""
     d = task.layout.size if task.layout else len(task.init(settings.seed))
     w = torch.empty(d, device="meta")  # has a size but takes no memory
-    trained = w[: task.trained]
-    watched = [Last(), *averagers]
+    trained, watched = w[: task.trained], [Last(), *averagers]
+    model, row = 4 * d, (2 if settings.store_dtype == "bfloat16" else 4) * d
     averages = sum(a.memory(w, settings.rounds) for a in averagers)
-    kept = 2 if settings.store_dtype == "bfloat16" else 4
-    window = max(a.history for a in watched) * d * kept
+    window = max(a.history for a in watched) * row
     visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
     clients = visits * size(algorithm.client_init(trained))
-    model = 4 * d
     budget = float("inf") if settings.client_memory_gb is None else settings.client_memory_gb * 1e9
+    total = 8 * d if settings.snapshots else 0  # the sum for the next snapshot, in float64
     memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
-    memory += int(min(clients, budget)) + (OVERHEAD * visits if clients else 0)
-    total = 8 * d if settings.snapshots else 0  # the sum for the next snapshot
-    memory += 3 * total  # it is copied into tensors, then into bytes
-    snapshots = _snapshots_disk(settings, task, d)
-    disk = _records(settings, len(watched)) + len(watched) * model + snapshots
+    memory += int(min(clients, budget)) + (OVERHEAD * visits if clients else 0) + 2 * total
+
+    per_round = 2 * (100 + 8 * settings.clients_per_round + 100 * len(watched)) + 50
+    names = 200 * (1 + len(task.layout.slices) if task.layout else 2)  # of tensors, in each file
+    count = settings.rounds // settings.snapshots if settings.snapshots else 0
+    snapshots = count * (model + names)
+    disk = settings.rounds * per_round + len(watched) * model + snapshots
     if settings.checkpoint_every or settings.checkpoint_minutes:
         states = size(algorithm.init(trained)) + 2 * model  # server optimizers have at most two
         disk += 3 * (model + states + averages + total)  # three while one is being written
-        disk += _ring_disk(settings, window, kept * d) + _clients_disk(settings, clients, visits)
+        # Segments of past models and of clients are shared and removed late: at most four times.
+        disk += 4 * window + 4 * clients + (3 * BLOCK * row if window else 0)
     else:
         disk += window if settings.window_store == "files" else 0
         disk += 2 * clients if settings.client_memory_gb is not None else 0
-    return Plan(model, averages, window, clients, memory, disk, snapshots)
-
-
-def _records(settings: Settings, models: int) -> int:
-    """Two copies of the records, and the times."""
-    return settings.rounds * (2 * (100 + 8 * settings.clients_per_round + 100 * models) + 50)
-
-
-def _ring_disk(settings: Settings, window: int, row: int) -> int:
-    """Three checkpoints share the past models that they have in common.
-
-    A segment is kept while any of its models is needed; with `files`, it has up to eight.
-    """
-    every = (settings.checkpoint_every or settings.rounds) * row
-    whole_segments = 3 * BLOCK * row if window and settings.window_store == "files" else 0
-    return window + 3 * min(every, window) + whole_segments
-
-
-def _clients_disk(settings: Settings, clients: int, visits: int) -> int:
-    """Half of a segment may be outdated; three checkpoints share the rest."""
-    between = (settings.checkpoint_every or settings.rounds) * settings.clients_per_round
-    return 2 * clients + 2 * clients * min(between, visits) // max(1, visits)
-
-
-def _snapshots_disk(settings: Settings, task: Task, d: int) -> int:
-    """Sums in float64, and metadata for each tensor."""
-    tensors = len(task.layout.slices) if task.layout else 1
-    count = settings.rounds // settings.snapshots if settings.snapshots else 0
-    return count * (8 * d + 200 * (1 + tensors))
+    return Plan(
+        model=model,
+        averages=averages,
+        window=window,
+        clients=clients,
+        snapshots=snapshots,
+        memory=memory,
+        disk=disk,
+    )
 
 
 def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
@@ -251,15 +235,16 @@ def build(
     folder: Path | None = None,
     report: Callable[[str], object] = lambda line: None,
     task: Task | None = None,
-    **instead: Any,
+    **overrides: Any,
 ) -> Simulation:
     """A simulation that is ready to run.
 
     folder: for state that is kept in files.
     report: receives the plan, the engine that `auto` chose, and the privacy budget.
-    task, instead: replace what the settings name, as in `simulate`.
+    task, overrides: replace what the settings name, as in `simulate`.
     """
-    parts = _parts(settings, instead)
+    named_parts = _parts(settings).items()
+    parts = {**{name: make() for name, make in named_parts if name not in overrides}, **overrides}
     task, plan = task or build_task(settings), None
     if folder is not None:
         averagers = list(named(parts["averagers"]).values())
@@ -268,13 +253,11 @@ def build(
     options = {
         "faults": settings.part(Faults),
         "cohorts": settings.cohorts,
-        "privacy": settings.privacy and settings.privacy.make("privacy", privacy.BY_NAME),
-        "finetune": settings.finetune and settings.finetune.make("fine-tuning", exams.BY_NAME),
         "storage": storage(settings, folder),
         **asdict(settings.part(RunOptions)),
         **asdict(settings.part(LocalSGD)),
     }
-    simulation = simulate(task, **{**options, **parts, **instead})
+    simulation = simulate(task, **{**options, **parts})
     if plan is not None:
         report(plan.in_words(settings))
     if simulation.why:
@@ -284,12 +267,16 @@ def build(
     return simulation
 
 
-def _parts(settings: Settings, instead: Mapping[str, Any]) -> dict[str, Any]:
-    """What the settings name, or its replacement."""
-    made: dict[str, Callable[[], Any]] = {
+def _parts(settings: Settings) -> dict[str, Callable[[], Any]]:
+    """Functions that make what the settings name."""
+    return {
         "algorithm": lambda: settings.algorithm.make("algorithm", algorithms.BY_NAME),
         "server_opt": lambda: settings.server.make("server optimizer", server_opt.BY_NAME),
         "averagers": lambda: [c.make("averager", averaging.BY_NAME) for c in settings.averagers],
         "schedule": lambda: settings.schedule.make("schedule", schedules.BY_NAME),
+        "privacy": lambda: settings.privacy and settings.privacy.make("privacy", privacy.BY_NAME),
+        "finetune": lambda: (
+            settings.finetune and settings.finetune.make("fine-tuning", exams.BY_NAME)
+        ),
+        "measures": lambda: [choice.make("measure", {}) for choice in settings.measures],
     }
-    return {n: instead[n] if n in instead else make() for n, make in made.items()}

@@ -1,21 +1,39 @@
-"""The identity of a run: the settings, data, engine and versions that determine its bytes."""
+"""Where a run is executed, and what determines its bytes: settings, data, engine, versions."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wima.core.errors import UsageError
-from wima.runs.environment import environment
-from wima.runs.folder import Run
+from wima.core.errors import UsageError, check
+from wima.core.machine import processor
+from wima.core.text import typed_command
+from wima.core.version import __version__
 from wima.runs.own_code import is_own, source
-from wima.runs.ranks import arithmetic, engine_of
-from wima.runs.settings import CHOICES, Choice, Settings, load_settings, parse_override, presets
-from wima.simulation.simulate import Simulation
+from wima.runs.settings import (
+    CHANGEABLE,
+    CHOICES,
+    Choice,
+    Settings,
+    change_settings,
+    load_settings,
+    parse_override,
+    presets,
+)
+from wima.simulation.engines import EXACT
 from wima.storage.files import digest
-from wima.storage.manifests import Saved
+
+if TYPE_CHECKING:
+    from wima.runs.run import Run
+    from wima.simulation.simulate import Simulation
+    from wima.storage.manifests import Saved
 
 VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum", "noise")
 
@@ -23,15 +41,12 @@ VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum", "noise
 def identity_of(settings: Settings, simulation: Simulation) -> dict[str, Any]:
     """What must be the same for a run to resume to the same bytes."""
     around = {**environment(), **simulation.facts()}
-    around["engine"] = engine_of(simulation.engine, settings)
     return {**settings.in_results(), **{n: around[n] for n in (*VERSIONS, *FACTS) if n in around}}
 
 
 def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
     """Refuse to resume to a different result.  Before the first checkpoint, compare the folder."""
     at_first = {name: run.environment.get(name) for name in (*VERSIONS, *FACTS)}
-    if at_first["engine"] is not None:
-        at_first["engine"] = engine_of(at_first["engine"], run.settings)
     then = found[0].identity if found else {n: v for n, v in at_first.items() if v is not None}
     differ = [
         f"{name}: {value!r} then, {now.get(name)!r} now"
@@ -52,6 +67,7 @@ def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
 def own_names(settings: Settings) -> list[str]:
     """The names in settings that refer to a user's own code."""
     choices = [*(getattr(settings, key) for key in CHOICES), *settings.averagers]
+    choices += settings.measures
     return [choice.name for choice in choices if choice and is_own(choice.name)]
 
 
@@ -75,6 +91,64 @@ def remarks_on(run: Run) -> list[str]:
     changed = [name for name, total in now.items() if before and before.get(name) != total]
     code = f"The code of {', '.join(changed)} has changed; the remaining rounds use the new code."
     return [processor] * (there != this) + [code] * bool(changed)
+
+
+def settings_to_resume(run: Run, changes: Sequence[str]) -> Settings:
+    """The changed settings of a run; a new engine must give the same bytes."""
+    wanted = change_settings(run.settings, changes, CHANGEABLE)
+    before, after = run.settings.engine, wanted.engine
+    check(
+        arithmetic(before) == arithmetic(after),
+        f"engine cannot be changed from {before} to {after} in an existing run: only "
+        f"{', '.join(EXACT)} give the same bytes.",
+    )
+    return wanted
+
+
+def arithmetic(engine: str) -> str:
+    """A key that is the same for engines that give the same bytes."""
+    return "exact" if engine in EXACT else engine
+
+
+def environment() -> dict[str, Any]:
+    """What results depend on besides the settings."""
+    import torch  # imported here: reading run folders does not need it
+
+    packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors")}
+    return {
+        "wima": __version__,
+        "code": _commit(),
+        "python": platform.python_version(),
+        **packages,
+        "platform": platform.platform(),
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # used by torch
+        "cores": os.cpu_count(),
+        "command": typed_command(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the code, if it is a git checkout; a + marks uncommitted changes."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--dirty=+",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def run_command(settings: Settings, path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Starts and resumes runs, with progress and checkpoints."""
+"""Starts and resumes runs: their folder, progress, checkpoints, trackers and ends."""
 
 from __future__ import annotations
 
@@ -11,41 +11,70 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from rich.console import Console
 from rich.progress import TextColumn
+from safetensors.torch import save_file
 
 from wima.core.errors import Diverged, RunError, UsageError, check
 from wima.core.progress import is_live, progress_bar
 from wima.core.signals import Interrupted, Pruned, StopRequest, forget_viewers
 from wima.core.text import cell, echo, printable
+from wima.core.vector import by_name
 from wima.runs import checkpoint
 from wima.runs.build import build
+from wima.runs.checkpoint import Snapshots
 from wima.runs.folder import (
     COPY,
     FOLDER,
-    Run,
-    RunFolder,
     check_free,
     check_no_links,
-    is_intact,
-    read_run,
+    create_folder,
+    reopen_folder,
     run_name,
+    write_status,
 )
-from wima.runs.identity import check_same, identity_of, own_code, remarks_on
+from wima.runs.identity import check_same, identity_of, own_code, remarks_on, settings_to_resume
 from wima.runs.own_code import IN_PYTHON, OWN
-from wima.runs.ranks import check_rank_0, settings_to_resume
-from wima.runs.record import RECORDS, sums
+from wima.runs.record import RECORDS, RecordFiles, as_line, sums
+from wima.runs.run import Run, is_intact, read_run
 from wima.runs.settings import Settings
-from wima.runs.snapshots import Snapshots
 from wima.runs.track.dispatch import Trackers
 from wima.simulation.engines import NAMES
 from wima.simulation.engines.shared import keep_freed_memory
 from wima.simulation.simulate import Record, Simulation
 from wima.storage import manifests
-from wima.storage.files import replace_text
+from wima.storage.files import digest, replace_text, written
 from wima.storage.lock import Lock
 from wima.storage.segments import Segments
 
 
-class Progress:
+class Display(Protocol):
+    """Shows the progress of a run."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def update(self, record: Record) -> None:
+        """Show a finished round."""
+
+
+MakeDisplay: TypeAlias = Callable[[int, int], Display]  # total rounds, rounds already done
+Command: TypeAlias = Callable[[Settings, Path], list[str]]  # from a run's settings and folder
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def __init__(self, rounds: int, done: int = 0) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def update(self, record: Record) -> None: ...
+
+
+class ProgressDisplay:
     """Shows each round's accuracy, the pace and the time left."""
 
     def __init__(self, rounds: int, done: int = 0, console: Console | None = None) -> None:
@@ -81,19 +110,6 @@ class Progress:
             self.console.print(cell(line), soft_wrap=True)
 
 
-class Silent:
-    """Shows nothing."""
-
-    def __init__(self, rounds: int, done: int = 0) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def update(self, record: Record) -> None: ...
-
-
 def _describe(record: Record) -> str:
     """The first metric of each model, in percent if it is accuracy, and its window if it varies."""
     parts = []
@@ -105,18 +121,8 @@ def _describe(record: Record) -> str:
     return "  ".join(parts)
 
 
-class Following(Protocol):
-    """Is notified after each round."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def update(self, record: Record) -> None: ...
-
-
-Follow: TypeAlias = Callable[[int, int], Following]  # total rounds, rounds already done
-Command: TypeAlias = Callable[[Settings, Path], list[str]]  # from a run's settings and folder
+Progress = ProgressDisplay  # FORMER
+Follow: TypeAlias = MakeDisplay  # FORMER
 
 
 def default_path(settings: Settings) -> Path:
@@ -127,41 +133,42 @@ def default_path(settings: Settings) -> Path:
 def launch(
     settings: Settings,
     path: Path,
-    progress: Follow = Progress,
+    progress: MakeDisplay = ProgressDisplay,
     command: Command | None = None,
     report: Callable[[str], object] = print,
-    **instead: Any,
+    **overrides: Any,
 ) -> Run:
     """Run the settings and record the run at `path`; everything is checked before writing.
 
     command: repeats the run, if it differs from what was typed.
     report: receives the plan of memory and disk, and the engine that `auto` chose.
-    instead: replaces what the settings name; see `build`.
+    overrides: replaces what the settings name; see `build`.
     """
     check_free(path)
     trackers = Trackers(settings.trackers)
     try:
         plan: list[str] = []
-        with build(settings, path / FOLDER, plan.append, **instead) as simulation:
+        with build(settings, path / FOLDER, plan.append, **overrides) as simulation:
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # fix the choice of `auto`, which may differ next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             facts: dict[str, Any] = {**simulation.facts(), **own_code(settings)}
             if command:
                 facts["command"] = command(settings, path)
-            folder = RunFolder.create(path, settings, facts)
+            lock = create_folder(path, settings, facts)
             for line in plan:  # after all checks
                 report(line)
-            identity = identity_of(settings, simulation)
-            snapshots = _snapshots(path, settings, simulation)
-            Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
+            Runner(simulation, path, settings, lock, trackers, progress).run()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
 
 
 def resume(
-    path: Path, progress: Follow = Progress, changes: Sequence[str] = (), **instead: Any
+    path: Path,
+    progress: MakeDisplay = ProgressDisplay,
+    changes: Sequence[str] = (),
+    **overrides: Any,
 ) -> Run:
     """Resume a run from its newest intact checkpoint; from the start if there is none.
 
@@ -179,163 +186,223 @@ def resume(
         if engine in NAMES and wanted.engine != "auto":  # it may have been changed since
             engine = wanted.engine
         check(
-            engine in NAMES or "make" in instead,
+            engine in NAMES or "make" in overrides,
             f"The run in {path} used the engine {engine!r}, which `wima resume` does not have; "
             "resume it the way it was started.",
         )
         settings = wanted.model_copy(update={"engine": engine})
-        with build(settings, path / FOLDER, **instead) as simulation:
+        with build(settings, path / FOLDER, **overrides) as simulation:
             check_rank_0(simulation)
-            snapshots = _snapshots(path, settings, simulation)
-            identity = identity_of(settings, simulation)
-            start = _start(run, simulation, snapshots, identity)
+            runner = Runner(simulation, path, settings, lock, trackers, progress)
+            start = runner.restore(run)
             if changes:
                 replace_text(path / "settings.toml", wanted.to_toml())
-            folder = RunFolder.reopen(path, settings, lock, simulation.t, start.records)
-            manifests.discard_after(start.store, simulation.t)
-            snapshots.discard_after(simulation.t)
             for remark in start.remarks:
                 echo(remark)
             print(f"Resuming after {simulation.t} of {simulation.rounds} rounds.")
-            Runner(simulation, folder, settings, identity, trackers, progress, snapshots).run()
+            runner.run()
     finally:
         lock.release()
     return read_run(path)
 
 
-def _snapshots(path: Path, settings: Settings, simulation: Simulation) -> Snapshots:
-    return Snapshots(path, settings.snapshots, simulation.w, simulation.setup.task.layout)
-
-
 class Start(NamedTuple):
     """Where a run is resumed from."""
 
-    store: Segments
     records: Path  # a file with the records up to that round
     remarks: list[str]
 
 
-def _start(run: Run, simulation: Simulation, snapshots: Snapshots, now: dict[str, Any]) -> Start:
-    """Restore the newest checkpoint that is intact and has intact records."""
-    store = simulation.store or Segments(run.path / FOLDER)
-    found, wrong = manifests.find(store)
-    check_same(run, found, now)
-    remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong] + remarks_on(run)
-    files = [run.path / RECORDS, run.path / COPY]
-    there = {file: sums(file, [saved.t for saved in found]) for file in files}
-    for saved in found:
-        for file in files:
-            if there[file].get(saved.t) == saved.extra["records"]:
-                checkpoint.load(simulation, store, saved, snapshots)
-                return Start(store, file, remarks)
-            remarks.append(f"{file} is damaged before round {saved.t}.")
-    return Start(store, files[0], remarks)
-
-
 class Runner:
-    """Runs the remaining rounds; however they end, the folder records it."""
+    """Runs the remaining rounds and writes the folder; however they end, the folder records it."""
 
     def __init__(
         self,
         simulation: Simulation,
-        folder: RunFolder,
+        path: Path,
         settings: Settings,
-        identity: dict[str, Any],
+        lock: Lock,
         trackers: Trackers,
-        progress: Follow,
-        snapshots: Snapshots,
+        display: MakeDisplay,
     ) -> None:
-        self.simulation, self.folder, self.settings = simulation, folder, settings
-        self.trackers, self._progress, self._snapshots = trackers, progress, snapshots
-        self._identity = identity
-        self._store = simulation.store or Segments(folder.path / FOLDER)
-        self._saved, self._when = simulation.t, time.monotonic()
+        self.simulation, self.path, self.settings = simulation, path, settings
+        self.state, self.done = "running", simulation.t  # rounds recorded
+        self._lock, self._trackers, self._display = lock, trackers, display
+        self._identity = identity_of(settings, simulation)
+        self._store = simulation.store or Segments(path / FOLDER)
+        layout = simulation.setup.task.layout
+        self._snapshots = Snapshots(path, settings.snapshots, simulation.w, layout)
+        self._saves = bool(settings.checkpoint_every or settings.checkpoint_minutes)
+        self._saved, self._saved_at = simulation.t, time.monotonic()
         self._stop = StopRequest()
+
+    def restore(self, run: Run) -> Start:
+        """Restore the newest checkpoint that is intact and has intact records."""
+        start = self._newest(run)
+        self.done = self._saved = self.simulation.t
+        reopen_folder(self.path, self.settings, self.done, start.records)
+        manifests.discard_after(self._store, self.done)
+        self._snapshots.discard_after(self.done)
+        return start
+
+    def _newest(self, run: Run) -> Start:
+        checkpoints, wrong = manifests.find(self._store)
+        check_same(run, checkpoints, self._identity)
+        remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong] + remarks_on(run)
+        files = [self.path / RECORDS, self.path / COPY]
+        counts = [saved.t for saved in checkpoints]
+        known = {file: sums(file, counts) for file in files}
+        for saved in checkpoints:
+            for file in files:
+                if known[file].get(saved.t) == saved.extra["records"]:
+                    checkpoint.load(self.simulation, self._store, saved, self._snapshots)
+                    return Start(file, remarks)
+                remarks.append(f"{file} is damaged before round {saved.t}.")
+        return Start(files[0], remarks)
 
     def run(self) -> None:
         """Run, close the folder and notify the trackers."""
         keep_freed_memory()
+        self.records = RecordFiles(self.path, self.path / COPY if self._saves else None)
         with self._stop.awaited():
             try:
                 self._run()
             finally:
-                self.trackers.finish(self.folder.state)
+                self._trackers.finish(self.state)
 
     def _run(self) -> None:
         try:
-            self.trackers.start(self.folder.path)
+            self._trackers.start(self.path)
             self._rounds()
         except KeyboardInterrupt:
-            self.folder.close("interrupted")
+            self._close("interrupted")
             raise Interrupted(self._interrupted()) from None
         except Interrupted as stop:
-            self.folder.close(stop.state, stop.reason)
+            self._close(stop.state, stop.reason)
             raise
         except Exception as error:
             self._fail(error)
 
     def _rounds(self) -> None:
-        simulation, folder = self.simulation, self.folder
-        with self._progress(simulation.rounds, simulation.t) as progress:
+        simulation = self.simulation
+        with self._display(simulation.rounds, simulation.t) as display:
             for record in simulation:
                 self._snapshots.update(record.t, simulation.watch.vector("plain"))
-                folder.append(record)  # last: a recorded round has its snapshot
-                self.trackers.record(record)
-                self._show(progress, record)
+                self.append(record)  # last: a recorded round has its snapshot
+                self._trackers.record(record)
+                self._show(display, record)
                 if self._stop.signal is not None:
                     self._save()
                     raise Interrupted(self._interrupted(), 128 + self._stop.signal)
-                if self._due():
+                if self._is_due():
                     self._save()
-        folder.save_models(simulation.vectors(), simulation.setup.task.layout)
-        if self.settings.checkpoint_every or self.settings.checkpoint_minutes:
+        checksums = self._save_models()
+        if self._saves:
             self._save()
-        folder.close("done")
+        self._close("done", sums=checksums)
 
-    def _show(self, progress: Following, record: Record) -> None:
+    def append(self, record: Record) -> None:
+        """Record a round."""
+        self.records.append(as_line(record), {"t": record.t, "seconds": round(record.seconds, 6)})
+        self.done = record.t
+
+    def _show(self, display: Display, record: Record) -> None:
         """Show progress; a closed terminal does not end the run."""
         try:
-            progress.update(record)
+            display.update(record)
         except Pruned:
             self._save()
             raise
         except (OSError, SystemExit):  # rich raises SystemExit for a broken pipe
             forget_viewers()
 
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         rounds, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
         by_rounds = bool(rounds) and self.simulation.t - self._saved >= rounds
-        return by_rounds or (bool(minutes) and time.monotonic() - self._when >= 60 * minutes)
+        return by_rounds or (bool(minutes) and time.monotonic() - self._saved_at >= 60 * minutes)
 
     def _save(self) -> None:
+        """Write a checkpoint, unless this round has one."""
         if self._saved == self.simulation.t and self.simulation.t:
             return
-        extra = {"records": self.folder.records.save()}
+        extra = {"records": self.records.save()}
         checkpoint.save(self.simulation, self._store, self._identity, extra, self._snapshots)
-        self._saved, self._when = self.simulation.t, time.monotonic()
+        self._saved, self._saved_at = self.simulation.t, time.monotonic()
+
+    def _save_models(self) -> dict[str, str]:
+        """Write the final models, all of them or none; checksums of the records and models."""
+        checksums = {RECORDS: self.records.save()}
+        with written(self.path / "models", folder=True) as draft:
+            for name, w in self.simulation.vectors().items():
+                file = f"{name}.safetensors"
+                save_file(by_name(w, self.simulation.setup.task.layout), draft / file)
+                checksums[f"models/{file}"] = digest(draft / file)
+        return checksums
 
     def _fail(self, error: Exception) -> None:
         """Save a checkpoint, record the reason, and raise."""
-        path, done = self.folder.path, self.folder.done
-        recorded = self.simulation.between_rounds and done == self.simulation.t
-        if recorded and not isinstance(error, Diverged):
+        diverged, rounds = isinstance(error, Diverged), self.simulation.rounds
+        recorded = self.simulation.between_rounds and self.done == self.simulation.t
+        if recorded and not diverged:
             with contextlib.suppress(Exception):  # the disk may be the cause
                 self._save()
-        self.folder.close("diverged" if isinstance(error, Diverged) else "failed", str(error))
-        details = path / "error.txt"
+        self._close("diverged" if diverged else "failed", str(error))
+        details = self.path / "error.txt"
         with contextlib.suppress(OSError):
             details.write_text(traceback.format_exc(), encoding="utf-8")
-        rounds = self.simulation.rounds
-        if isinstance(error, Diverged):
-            raise Diverged(f"The run diverged after {done} of {rounds} rounds: {error}") from error
-        raise RunError(
-            f"The run failed after {done} of {rounds} rounds: {error}\nDetails are in {details}."
-        ) from error
+        after = f"after {self.done} of {rounds} rounds: {error}"
+        if diverged:
+            raise Diverged(f"The run diverged {after}") from error
+        raise RunError(f"The run failed {after}\nDetails are in {details}.") from error
+
+    def _close(self, state: str, reason: str = "", sums: dict[str, str] | None = None) -> None:
+        """Write how the run ended, if possible, and release the lock."""
+        self.state = state
+        with contextlib.suppress(OSError):
+            self.records.close()
+        with contextlib.suppress(RunError):
+            write_status(self.path, self.settings, state, self.done, reason, sums)
+        self._lock.release()
 
     def _interrupted(self) -> str:
-        path, done, rounds = self.folder.path, self.folder.done, self.simulation.rounds
-        command = IN_PYTHON if self.settings.data.name == OWN else f"`wima resume {path}`"
+        command = IN_PYTHON if self.settings.data.name == OWN else f"`wima resume {self.path}`"
         return (
-            f"Interrupted after {done} of {rounds} rounds; the records so far are in {path}. "
-            f"{command} resumes the run."
+            f"Interrupted after {self.done} of {self.simulation.rounds} rounds; the records so far "
+            f"are in {self.path}. {command} resumes the run."
         )
+
+
+def is_worker_rank(settings: Settings) -> bool:
+    """Whether this process works for rank 0; checks that all ranks have the same settings."""
+    if settings.engine != "distributed":
+        return False
+    from wima.simulation.engines.group import join  # imported here: only distributed runs need it
+
+    group = join()
+    group.agree({**settings.in_results(), "device": settings.device})
+    return group.rank > 0
+
+
+def work_for_rank_0(settings: Settings) -> None:
+    """Work for rank 0 until its run ends; nothing is written or printed."""
+    with build(settings.model_copy(update={"averagers": []})) as simulation:
+        for _ in simulation:
+            pass
+
+
+def worked_to_resume(path: Path, changes: Sequence[str]) -> bool:
+    """Work for rank 0 until the run that it resumes ends; False if this process is rank 0."""
+    settings = settings_to_resume(read_run(path), changes)
+    if not is_worker_rank(settings):
+        return False
+    work_for_rank_0(settings)
+    return True
+
+
+def check_rank_0(simulation: Simulation) -> None:
+    """Refuse to write a run that belongs to another process."""
+    check(
+        not simulation.helps,
+        "Only rank 0 of a distributed run writes a folder; start the ranks with `wima run` or "
+        "`wima resume`, which handle this, one run at a time.",
+    )

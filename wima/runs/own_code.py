@@ -35,6 +35,7 @@ def expected_of(kind: str) -> Expected:
     """What a user's own object of that kind has to be."""
     from wima.algorithms.base import Algorithm
     from wima.averaging.base import Averager
+    from wima.simulation.measures.base import Measure
     from wima.simulation.privacy import Gaussian
 
     return {
@@ -44,6 +45,7 @@ def expected_of(kind: str) -> Expected:
             "a class with methods init and update", object, ("init", "update")
         ),
         "schedule": Expected("a class with factor(t, rounds)", object, ("factor",)),
+        "measure": Expected("a class derived from wima.Measure", Measure),
         "privacy": Expected("a class derived from wima.Gaussian", Gaussian),
     }[kind]
 

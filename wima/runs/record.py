@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 KEYS = ("clients", "calibration", "finetuned")  # of a record; each has an entry per model
-QUANTILES = 21  # of a summary; see `wima.core.statistics`
 
 
 class Extras(NamedTuple):
@@ -48,53 +47,17 @@ class Extras(NamedTuple):
         return int(self.sent[t - 1]) if t is not None and t <= len(self.sent) else None
 
 
-def are_extras(line: dict[str, Any]) -> bool:
-    """Whether the extras in a line are well-formed."""
-    sent = line.get("bytes", {"down": 0, "up": 0})
-    tuned = line.get("finetuned", {}).values()
-    bins = [one for own in line.get("calibration", {}).values() for one in own]
-    return (
-        all(is_count(sent[way], 0) and is_number(sent[way]) for way in ("down", "up"))
-        and all(map(_is_summary, line.get("clients", {}).values()))
-        and all(_is_summary(own[stage]) for own in tuned for stage in ("before", "after"))
-        and all(map(_is_bin, bins))
-    )
-
-
-def _is_summary(found: dict[str, Any]) -> bool:
-    """See `wima.core.statistics.summary`."""
-    numbers = [found["mean"], found["deviation"], found["worst"], *found["quantiles"]]
-    counts = [found.get("gained", 0), found.get("lost", 0)]
-    return (
-        len(numbers) == 3 + QUANTILES
-        and all(value is None or is_number(value) for value in numbers)
-        and is_count(found["count"])
-        and all(is_count(value, 0) and value <= found["count"] for value in counts)
-    )
-
-
-def _is_bin(found: list[Any]) -> bool:
-    count, *rest = found
-    fits = all(value is None or is_number(value) for value in rest) if count else not any(rest)
-    return is_count(count, 0) and is_number(count) and len(rest) == 2 and fits
-
-
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
-NEEDED = ("t", "cohort", "lr", "metrics")  # in every line; other keys are optional
-OPTIONAL = (
-    *("dropped", "excluded", "windows", "privacy"),
-    *("bytes", "clients", "calibration", "finetuned"),
-)
+NEEDED = ("t", "cohort", "lr", "metrics")  # in every line; the other fields only if not empty
 Values: TypeAlias = tuple["array[int]", "array[float]"]  # rounds, and a value for each
 Counts: TypeAlias = tuple["array[int]", "array[int]"]  # rounds, and a count for each
 
 
 def as_line(record: Record) -> dict[str, Any]:
-    """A record as JSON, which has no NaN or infinity."""
-    fields = record._asdict()
-    needed = {name: _mapped(fields[name], _or_none) for name in NEEDED}
-    more = {name: _mapped(fields[name], _or_none) for name in OPTIONAL if fields[name]}
-    return {**needed, **more}
+    """A record as JSON, which has no NaN or infinity; its duration goes into another file."""
+    fields = {name: value for name, value in record._asdict().items() if name != "seconds"}
+    kept = [*NEEDED, *(name for name in fields if fields[name] and name not in NEEDED)]
+    return {name: _mapped(fields[name], _or_none) for name in kept}
 
 
 def _or_none(value: Any) -> Any:
@@ -115,15 +78,13 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def from_line(line: dict[str, Any], seconds: float = nan) -> Record:
-    """The record of a line; the round's duration is in another file."""
+    """The inverse of `as_line`."""
     from wima.simulation.simulate import Record  # imported here: it imports torch
 
-    found: dict[str, Any] = {
-        name: _mapped(line[name], _or_nan) for name in (*NEEDED, *OPTIONAL) if name in line
-    }
-    for name in {"dropped", "excluded"} & found.keys():
-        found[name] = tuple(found[name])
-    return Record(seconds=seconds, **found)
+    fields = {name: _mapped(line[name], _or_nan) for name in Record._fields if name in line}
+    for name in {"dropped", "excluded"} & fields.keys():
+        fields[name] = tuple(fields[name])
+    return Record(**{"cohort": [], "lr": nan, "seconds": seconds, **fields})
 
 
 def checked(line: Any) -> dict[str, Any]:
@@ -134,7 +95,7 @@ def checked(line: Any) -> dict[str, Any]:
             good = good and (type(value) is float or value is None or is_number(value))
     for count in line.get("windows", {}).values():
         good = good and is_count(count) and count <= line["t"]
-    if not (good and are_extras(line)):
+    if not good:
         raise ValueError(f"invalid record {line!r:.80}")
     return line  # type: ignore[no-any-return]
 

@@ -137,11 +137,11 @@ class Choice(BaseModel):
 
 # Settings that affect how a run is computed and stored, but not its result.
 NOT_IN_RESULTS = {"engine", "workers", "device", "checkpoint_every", "checkpoint_minutes"}
-NOT_IN_RESULTS |= {"collective", "window_store", "client_memory_gb", "snapshots", "trackers"}
+NOT_IN_RESULTS |= {"window_store", "client_memory_gb", "snapshots", "trackers"}
 # These were added after hashes of runs were defined, so they count only if they are set.
 LATER = {"cohorts", "privacy", "client_eval_every", "client_sample", "client_test", "calibration"}
-LATER |= {"finetune"}
-CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `runs/ranks.py`
+LATER |= {"finetune", "measures"}
+CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `runs/identity.py`
 PARTS = (RunOptions, LocalSGD, Faults)  # they declare their own options
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     privacy: Choice | None = None  # clip clients' updates and add noise
     client_test: float | None = None  # share of each client's examples held out for testing
     finetune: Choice | None = None  # clients fine-tune the final models
+    measures: list[Choice] = Field([])  # what else to record about models: the user's own classes
     eval_batch_size: int = Field(256, ge=1)
     device: str = "cpu"  # or cuda, cuda:1, mps
     checkpoint_every: int = Field(100, ge=0)  # rounds; 0: only by time
@@ -186,7 +187,7 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     window_store: Literal["memory", "files"] = "memory"  # past models
     client_memory_gb: float | None = None  # of clients' state kept in memory; the rest is in files
     store_dtype: Literal["float32", "bfloat16"] = "float32"  # of past models
-    snapshots: int = Field(0, ge=0)  # rounds between sums kept for `wima window`; 0: none
+    snapshots: int = Field(0, ge=0)  # rounds between saved means of models; 0: none
     trackers: list[str] = Field([])  # where the run is recorded, in addition to its folder
 
     @model_validator(mode="before")
@@ -200,6 +201,18 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
 
     @model_validator(mode="before")
     @classmethod
+    def _removed(cls, given: Any) -> Any:
+        """Settings that earlier versions had are read if they asked for what is done now."""
+        if not isinstance(given, dict) or "collective" not in given:
+            return given
+        check(
+            given["collective"] == "gather",
+            "collective was removed: the updates of ranks are always gathered; leave it out.",
+        )
+        return {name: value for name, value in given.items() if name != "collective"}
+
+    @model_validator(mode="before")
+    @classmethod
     def _window(cls, given: Any) -> Any:
         """`window = 50` or `[5, 50]` is short for WIMA averagers with these windows."""
         if not isinstance(given, dict) or "window" not in given:
@@ -210,7 +223,7 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
         given["averagers"] = [{"name": "wima", "window": window} for window in listed]
         return given
 
-    @field_validator("averagers", "trackers", mode="before")
+    @field_validator("averagers", "measures", "trackers", mode="before")
     @classmethod
     def _one_or_several(cls, given: Any) -> Any:
         listed = given if isinstance(given, list) else [given] if given else []
@@ -320,7 +333,7 @@ def _check_values(settings: Settings, keys: Set[str], mistakes: Mistakes) -> Non
                 part(**{name: getattr(settings, name)})
     if settings.engine not in ENGINES:
         mistakes.add(str(unknown("engine", settings.engine, ENGINES)))
-    for name in sorted(keys & {*CHOICES, "averagers"}):
+    for name in sorted(keys & {*CHOICES, "averagers", "measures"}):
         from wima.runs.build import check_choice  # imported here: it imports torch
 
         given = getattr(settings, name)

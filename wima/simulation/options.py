@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
 
 from wima.core.checks import check_count, check_one_of, check_rate, is_count
 from wima.core.errors import check
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 Weighting: TypeAlias = Literal["examples", "uniform"]
-Collective: TypeAlias = Literal["gather", "reduce"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,6 @@ class RunOptions:
     diverged: float = 1e4
     engine: str = "auto"
     workers: int | None = None  # processes that train, including this one
-    collective: Collective = "gather"  # how engine distributed collects clients' updates
 
     def __post_init__(self) -> None:
         check_count("rounds", self.rounds)
@@ -53,7 +55,6 @@ class RunOptions:
         seed = self.seed
         check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
         check_one_of("weighting", self.weighting, ("examples", "uniform"))
-        check_one_of("collective", self.collective, ("gather", "reduce"))
         if self.workers is not None:
             check_count("workers", self.workers)
 

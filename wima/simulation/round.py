@@ -12,7 +12,7 @@ from wima.core.errors import RunError
 from wima.core.vector import Vector
 from wima.simulation.engines.base import Engine, RoundState, Setup, located
 from wima.simulation.local import Problem, Solution, Solver, fresh_part, visit_of
-from wima.simulation.measures.finetune import Exam
+from wima.simulation.measures.job import EvaluationJob as Exam
 from wima.simulation.server import Means, Updates, observed, step
 
 

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
-from inspect import Signature, signature
-from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Never, Self, TypeVar
 
 from wima import algorithms, averaging
 from wima.algorithms.base import Algorithm
@@ -29,16 +27,14 @@ from wima.simulation.cohorts import Cohorts, check_cohort_size, make_cohorts
 from wima.simulation.engines.auto import MakeEngine, make_engine
 from wima.simulation.engines.base import RoundState, Setup, first_state, located, untouched
 from wima.simulation.faults import Faults
-from wima.simulation.measures.evaluation import Detail, Metrics
+from wima.simulation.measures.base import Measure, Metrics
 from wima.simulation.measures.finetune import BY_NAME as FINE_TUNING, FineTune
-from wima.simulation.measures.models import Examined, examine, finetuned, prepared
-from wima.simulation.options import RunOptions
+from wima.simulation.measures.job import Measures
+from wima.simulation.options import NOTHING, RunOptions, Weighting
 from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, Ledger, ledger
 from wima.simulation.schedules import Constant, Schedule
 from wima.simulation.task import Task, data_checksum
 from wima.storage.segments import Storage
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Record(NamedTuple):
@@ -57,7 +53,7 @@ class Record(NamedTuple):
     t: int  # completed rounds
     cohort: list[int]
     lr: float
-    metrics: dict[str, Metrics]  # name of the model -> metric -> value; empty if not evaluated
+    metrics: Mapping[str, Metrics]  # name of the model -> metric -> value; empty if not evaluated
     seconds: float
     dropped: tuple[int, ...] = ()  # clients of the cohort that never answered
     excluded: tuple[int, ...] = ()  # clients whose updates were not finite, see `Faults`
@@ -91,16 +87,16 @@ class Simulation:
         setup: Setup,
         options: RunOptions,
         averagers: Mapping[str, Averager],
+        measures: Measures,
         schedule: Schedule,
         cohorts: Cohorts,
+        spent: Ledger | None,
         storage: Storage,
-        make: MakeEngine | None = None,
-        spent: Ledger | None = None,
-        finetune: FineTune | None = None,
+        make: MakeEngine | None,
     ) -> None:
         self.setup, self.options, self.rounds, self.t = setup, options, options.rounds, 0
         self.between_rounds = True  # whether all state is that after t rounds
-        self.ledger, self._finetune = spent, finetune
+        self.ledger, self.measures = spent, measures
         self._closed, self._schedule, self._cohorts = False, schedule, cohorts
         self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
         self._unusable = 0  # consecutive rounds without a usable update
@@ -125,7 +121,7 @@ class Simulation:
         """Whether this process only works for another that runs the rounds."""
         return self._engine.helps
 
-    def facts(self) -> dict[str, str | float]:
+    def facts(self) -> dict[str, Any]:
         """Facts about the run, besides its settings, to be recorded."""
         noise = self.setup.privacy.noise if self.setup.privacy else None
         return {
@@ -133,6 +129,7 @@ class Simulation:
             "clients": self.setup.task.data.num_clients,
             "parameters": len(self.w),
             "data_checksum": self._data_checksum,
+            "better": self.measures.better,
             **({"noise": noise} if noise is not None else {}),
         }
 
@@ -168,34 +165,37 @@ class Simulation:
 
     def _round(self) -> Record:
         begin, t, lr = time.perf_counter(), self.t, self._lr(self.t)
+        # Some clients of the cohort may never answer; the others train, then the server steps.
         cohort = self._cohort(t)
-        answer = self.setup.faults.survivors(self.setup.seed, t, cohort)
-        state = self._state_after(t, answer, lr)
+        answering = self.setup.faults.survivors(self.setup.seed, t, cohort)
+        state = self._state_after(t, answering, lr)
+        # From here to the end of the round, a checkpoint would mix two rounds.
         self.between_rounds = False
         state.memory.commit()
         self.state = state
+        # Averages watch: they get the new model and never change it.
         self.watch.update(self._served(), state.fresh)
-        found = self._examined(t + 1)
+        # While workers evaluate, those that have finished start on the next round.
+        if self.measures.due(t + 1):
+            self._begin(t + 1)
+        entries = self.measures.after(t + 1, self._engine.examine, self.vectors)
         self.t, self.between_rounds = t + 1, True
-        dropped = tuple(client for client in cohort if client not in answer)
-        seconds = time.perf_counter() - begin
-        facts = (dropped, self.state.excluded, self.watch.used(), self._spent())
-        sent = self._visit_bytes.of_round(len(cohort), len(answer)) if self._visit_bytes else {}
-        return Record(self.t, cohort, lr, found.metrics, seconds, *facts, sent, *found[1:])
-
-    def _examined(self, t: int) -> Examined:
-        """The scores of the models after t rounds."""
-        if self._finetune and t == self.rounds:
-            about = (self._engine, self.setup.task, self.vectors())
-            return self._scored(t)._replace(finetuned=finetuned(*about, self._finetune, t))
-        return self._scored(t)
-
-    def _scored(self, t: int) -> Examined:
-        if not self.options.evaluates(t):
-            return Examined({})
-        self._begin(t)
-        detail = Detail(self.options.evaluates_clients(t), self.options.calibration)
-        return examine(self._engine, self.setup.task, self.vectors(), detail)
+        sent = self._visit_bytes
+        return Record(
+            t=self.t,
+            cohort=cohort,
+            lr=lr,
+            metrics=entries.get("metrics", {}),
+            seconds=time.perf_counter() - begin,
+            dropped=tuple(client for client in cohort if client not in answering),
+            excluded=state.excluded,
+            windows=self.watch.used(),
+            privacy=self._spent(),
+            bytes=sent.of_round(len(cohort), len(answering)) if sent else NOTHING,
+            clients=entries.get("clients", NOTHING),
+            calibration=entries.get("calibration", NOTHING),
+            finetuned=entries.get("finetuned", NOTHING),
+        )
 
     def _spent(self) -> dict[str, float]:
         if self.ledger is None or self.state.clip is None:
@@ -267,38 +267,43 @@ def _norm(w: Vector) -> float:
     return 0.0 if w.is_meta else float(w.norm())
 
 
-Registry = Mapping[str, type[Any]]
-
-
-def check_parts(
-    task: Any,
-    algorithm: Any = None,
-    server_opt: Any = None,
-    averagers: Any = (),
-    schedule: Any = None,
-    privacy: Any = None,
-    finetune: Any = None,
-) -> None:
+def check_parts(arguments: Mapping[str, Any]) -> None:
     """Raise `UsageError` for objects of the wrong kind and say what to write; None: the default."""
+    task = arguments["task"]
     check(
         isinstance(task, Task),
         f"task must be made by wima.make_task(model, data, test), got {task!r:.80}; to run a "
         "preset, use `wima run`.",
     )
-    if algorithm is not None:
-        fits = isinstance(algorithm, Algorithm)
-        _check("algorithm", fits, algorithm, algorithms.BY_NAME)
-    for averager in _listed(averagers):
-        fits = isinstance(averager, Averager)
-        _check("averagers", fits, averager, averaging.BY_NAME)
-    if server_opt is not None:
-        _check("server_opt", _has(server_opt, "init", "update"), server_opt, SERVERS)
-    if schedule is not None:
-        _check("schedule", _has(schedule, "factor"), schedule, schedules.BY_NAME)
-    if privacy is not None:
-        _check("privacy", isinstance(privacy, Gaussian), privacy, PRIVACY)
-    if finetune is not None:
-        _check("finetune", isinstance(finetune, FineTune), finetune, FINE_TUNING)
+    for name, (fits, registry) in KINDS.items():
+        given = arguments.get(name)
+        for thing in _listed(given) if name == "averagers" else [given]:
+            if thing is not None:
+                reason = f"{name} cannot be {thing!r:.80}; give {_instead(thing, registry)}."
+                check(fits(thing), reason)
+    measures = arguments.get("measures") or ()
+    check(
+        isinstance(measures, list | tuple) and all(isinstance(m, Measure) for m in measures),
+        f"measures must be a list of wima.Measure objects, got {measures!r:.80}.",
+    )
+
+
+def _has(*methods: str) -> Callable[[Any], bool]:
+    """Whether a thing is an object with these methods."""
+    return lambda thing: (
+        not isinstance(thing, type)
+        and all(callable(getattr(thing, method, None)) for method in methods)
+    )
+
+
+KINDS: dict[str, tuple[Callable[[Any], bool], Mapping[str, type[Any]]]] = {
+    "algorithm": (lambda thing: isinstance(thing, Algorithm), algorithms.BY_NAME),
+    "averagers": (lambda thing: isinstance(thing, Averager), averaging.BY_NAME),
+    "server_opt": (_has("init", "update"), SERVERS),
+    "schedule": (_has("factor"), schedules.BY_NAME),
+    "privacy": (lambda thing: isinstance(thing, Gaussian), PRIVACY),
+    "finetune": (lambda thing: isinstance(thing, FineTune), FINE_TUNING),
+}
 
 
 def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
@@ -311,14 +316,6 @@ def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) 
     )
 
 
-def shown(function: Callable[..., Any], *kinds: Any) -> Signature:
-    """The function's signature with these options instead of its last parameter, for `help`."""
-    *own, _ = signature(function).parameters.values()
-    names = [p.name for p in own]
-    more = [p for kind in kinds for p in signature(kind).parameters.values()]
-    return Signature([*own, *(p for p in more if p.name not in names)])
-
-
 def _listed(averagers: Any) -> Iterable[Any]:
     if isinstance(averagers, Mapping):
         return averagers.values()
@@ -326,16 +323,7 @@ def _listed(averagers: Any) -> Iterable[Any]:
     return [averagers] if one else averagers
 
 
-def _has(given: Any, *methods: str) -> bool:
-    methods_there = all(callable(getattr(given, method, None)) for method in methods)
-    return methods_there and not isinstance(given, type)
-
-
-def _check(argument: str, fits: bool, given: Any, registry: Registry) -> None:
-    check(fits, f"{argument} cannot be {given!r:.80}; give {_instead(given, registry)}.")
-
-
-def _instead(given: Any, registry: Registry) -> str:
+def _instead(given: Any, registry: Mapping[str, type[Any]]) -> str:
     """What to write instead of a class, a name with hyper-parameters, or anything else."""
     if isinstance(given, type) and given in registry.values():
         return f"wima.{given.__name__}()"
@@ -349,26 +337,51 @@ def simulate(
     task: Task,
     algorithm: Algorithm | None = None,
     *,
-    server_opt: ServerOpt | None = None,
+    rounds: int = 500,
+    clients_per_round: int = 10,
+    lr: float = 0.1,
+    batch_size: int | Literal["full"] = 10,
+    epochs: int = 1,
+    steps: int | None = None,
+    last_batch: Literal["fill", "short"] = "fill",
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    clip: float | None = None,
+    seed: int = 0,
     averagers: Averager | Sequence[Averager] | Mapping[str, Averager] = (),
+    server_opt: ServerOpt | None = None,
+    stack_server: bool = False,
     schedule: Schedule | None = None,
+    weighting: Weighting = "examples",
     cohorts: Cohorts | str | None = None,
     faults: Faults | None = None,
     privacy: Gaussian | None = None,
+    eval_every: int = 1,
+    eval_last: int = 100,
+    client_eval_every: int = 0,
+    client_sample: int = 1000,
+    calibration: bool = False,
     finetune: FineTune | None = None,
+    measures: Sequence[Measure] = (),
+    diverged: float = 1e4,
+    engine: str = "auto",
+    workers: int | None = None,
     storage: Storage | None = None,
     make: MakeEngine | None = None,
-    **options: Any,
+    **wrong: Never,
 ) -> Simulation:
     """Set up a run and return the iterator that runs it.
 
-    options: rounds, clients_per_round, lr and others, see `RunOptions`; batch_size, epochs and
-    other options of local SGD, see `LocalSGD`.
+    rounds, clients_per_round, lr, eval_every and others: see `RunOptions`.
+    batch_size, epochs, steps, last_batch, weight_decay, momentum, clip: see `LocalSGD`.
+    averagers: averages of the global models, which never affect training.
+    server_opt: how the server steps; SGD with lr 1 by default, as in FedAvg.
     schedule: how lr changes over the rounds; see `wima.simulation.schedules`.
     cohorts: "uniform" (the default), "poisson", or a function (seed, t) -> the clients of round t.
     faults: clients that drop out, straggle or return nonsense; see `Faults`.
     privacy: clip the clients' updates and add noise to their sum; see `Gaussian`.
     finetune: let each client fine-tune the final models; see `FineTune`.
+    measures: what else to record about the models; see `Measure`.
     make: a function that makes the engine.
 
     With engine "distributed", all ranks call this function; the iterators of ranks 1, 2, ... solve
@@ -385,16 +398,16 @@ def simulate(
         1 ['plain', 'wima2']
         2 ['plain', 'wima2']
     """
-    run, sgd = sorted_out(options)
-    check_parts(task, algorithm, server_opt, averagers, schedule, privacy, finetune)
+    arguments = {**locals(), **wrong}
+    check_names(arguments, wrong)
+    run, sgd = options_of(RunOptions, arguments), options_of(LocalSGD, arguments)
+    check_parts(arguments)
     check_cohort_size(run.clients_per_round, task.data.num_clients)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
     check_server_rule(algorithm, server_opt, run.stack_server)
-    schedule = schedule or Constant()
+    schedule, cohorts = schedule or Constant(), cohorts or "uniform"
     schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
     watched = {name: a.for_run(run.rounds) for name, a in named(averagers).items()}
-    judged = any(averager.judges for averager in watched.values())
-    cohorts = cohorts or "uniform"
     check(
         not (make and privacy),
         "privacy works only in the simulator. On Flower, wrap the strategy in one of Flower's "
@@ -404,31 +417,35 @@ def simulate(
         not (make and finetune),
         "finetune works only in the simulator: on Flower, training examples stay on their nodes.",
     )
-    task = prepared(task, run, finetune)
+    measured = Measures(task, run, measures, finetune)
     spent = ledger(privacy, task, algorithm, run, cohorts) if privacy else None
-    setup = (task, algorithm, server_opt, sgd, run.weighting, run.seed, faults or Faults(), judged)
-    return Simulation(
-        Setup(*setup, spent.privacy if spent else None, run.clients_per_round),
-        run,
-        watched,
-        schedule,
-        make_cohorts(cohorts, task.data.num_clients, run.clients_per_round),
-        storage or Storage(),
-        make,
-        spent,
-        finetune,
+    setup = Setup(
+        task=measured.task,
+        algorithm=algorithm,
+        server_opt=server_opt,
+        sgd=sgd,
+        weighting=run.weighting,
+        seed=run.seed,
+        faults=faults or Faults(),
+        fresh=any(averager.judges for averager in watched.values()),
+        privacy=spent.privacy if spent else None,
+        cohort=run.clients_per_round,
     )
+    draw = make_cohorts(cohorts, task.data.num_clients, run.clients_per_round)
+    storage = storage or Storage()
+    return Simulation(setup, run, watched, measured, schedule, draw, spent, storage, make)
 
 
-def sorted_out(options: dict[str, Any]) -> tuple[RunOptions, LocalSGD]:
-    """The options of the run, and those of local SGD."""
-    known = {kind: [field.name for field in fields(kind)] for kind in (RunOptions, LocalSGD)}
-    for name in options:
-        if not any(name in names for names in known.values()):
-            own = list(signature(simulate).parameters)
-            raise unknown("option", name, own)
-    given = {kind: {n: options[n] for n in names if n in options} for kind, names in known.items()}
-    return RunOptions(**given[RunOptions]), LocalSGD(**given[LocalSGD])
+Kind = TypeVar("Kind", RunOptions, LocalSGD, Faults)
 
 
-simulate.__signature__ = shown(simulate, RunOptions, LocalSGD)  # type: ignore[attr-defined]
+def options_of(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
+    """The arguments that are fields of the dataclass."""
+    names = [field.name for field in fields(kind)]
+    return kind(**{name: arguments[name] for name in names if name in arguments})
+
+
+def check_names(arguments: Mapping[str, Any], wrong: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for the first unknown argument, with the nearest name."""
+    for name in wrong:
+        raise unknown("option", name, [n for n in arguments if n not in {*wrong, "wrong"}])

@@ -22,7 +22,8 @@ from wima.data.federated import Array, FederatedData, as_array
 from wima.data.holdout import hold_out
 from wima.data.mapped import as_tensor, release
 from wima.data.transform import Transform
-from wima.simulation.measures.evaluation import Evaluation, Metrics
+from wima.simulation.measures.base import Metrics
+from wima.simulation.measures.evaluation import Evaluation
 from wima.simulation.objectives import Loss, Metric, accuracy
 from wima.simulation.workspace import Workspace, seeded
 

@@ -40,7 +40,8 @@ from wima.flower.app.visit import check_known
 from wima.flower.arrays import pack, to_arrays
 from wima.runs import launch
 from wima.runs.build import build_task
-from wima.runs.folder import Run, check_free, read_run
+from wima.runs.folder import check_free
+from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
 from wima.simulation.engines.base import Engine, RoundState, Setup
 from wima.simulation.server import Updates, observed, step
@@ -356,11 +357,11 @@ def as_result(run: Run) -> Result:
     result = Result(arrays=models["plain"])
     clients = {
         record["t"]: {model: {METRIC: values} for model, values in record["clients"].items()}
-        for record in run.records
+        for record in run.lines()
         if "clients" in record
     }
     vars(result).update(models=models, served="plain", clients=clients)
-    for record in run.records:
+    for record in run.lines():
         metrics = {
             f"{model}/{name}": value
             for model, values in record["metrics"].items()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from importlib import import_module
-from math import isnan, nan
+from math import isnan
 from typing import Any, Protocol
 
 from wima.core.errors import UsageError
-from wima.runs.folder import Run, seconds_of
-from wima.runs.record import from_line
+from wima.runs.run import Run
 from wima.runs.settings import Settings
 from wima.simulation.simulate import Record
 
@@ -84,10 +82,3 @@ def scalars(record: Record) -> dict[str, float]:
     }
     seconds = {} if isnan(record.seconds) else {"seconds": record.seconds}
     return {**metrics, **clients, **seconds, "lr": record.lr}
-
-
-def recorded(run: Run) -> Iterator[Record]:
-    """The rounds in a run's folder."""
-    seconds = seconds_of(run.path)
-    for line in run.records:
-        yield from_line({"cohort": [], "lr": None, **line}, seconds.get(line["t"], nan))

@@ -10,7 +10,7 @@ from wima.core.errors import RunError, UsageError, check, unknown
 from wima.core.text import echo
 from wima.runs.folder import Run, read_run
 from wima.runs.track import BY_NAME
-from wima.runs.track.base import Tracker, recorded
+from wima.runs.track.base import Tracker
 from wima.simulation.simulate import Record
 from wima.storage.lock import is_running
 
@@ -93,7 +93,7 @@ def _export(path: Path, names: Sequence[str]) -> str:
 
 def _begin(tracker: Tracker, run: Run) -> None:
     tracker.start(run)
-    for record in recorded(run):
+    for record in run.records:
         tracker.record(record)
 
 

@@ -307,7 +307,7 @@ def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -
         if name == "distributed":
             from wima.simulation.engines.ranks import distributed  # imported only if needed
 
-            return distributed(setup, w, options.collective)
+            return distributed(setup, w, "gather")
         raise unknown("engine", name, NAMES)
 
     if options.engine != "auto":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,10 +16,12 @@ from wima.data.batches import LocalSGD
 from wima.simulation.clients import ClientMemory
 from wima.simulation.faults import Faults
 from wima.simulation.local import Solver
-from wima.simulation.measures.finetune import Exam
 from wima.simulation.options import Weighting
 from wima.simulation.privacy import Gaussian, PrivateSum
 from wima.simulation.task import Task
+
+if TYPE_CHECKING:
+    from wima.simulation.measures.job import EvaluationJob as Exam
 
 
 class Setup(NamedTuple):

@@ -28,7 +28,7 @@ from wima.simulation.engines.shared import (
 from wima.simulation.engines.worker import Briefing, Child, Exited, end, pickled
 from wima.simulation.local import Problem, Solution, Solver
 from wima.simulation.measures.evaluation import Evaluation
-from wima.simulation.measures.finetune import Exam
+from wima.simulation.measures.job import EvaluationJob as Exam
 from wima.simulation.round import Pool
 
 Result = TypeVar("Result")

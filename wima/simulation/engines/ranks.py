@@ -32,13 +32,12 @@ from wima.simulation.local import (
     problem_of,
     vectors_of,
 )
-from wima.simulation.measures.finetune import Exam, exam_of
-from wima.simulation.options import Collective
+from wima.simulation.measures.job import EvaluationJob as Exam, job_of as exam_of
 from wima.simulation.round import Pool, Pooled
 from wima.simulation.task import data_checksum
 
 
-def distributed(setup: Setup, w: Vector, collective: Collective) -> Engine:
+def distributed(setup: Setup, w: Vector, collective: str) -> Engine:
     """The engine of this rank, after checking that all ranks have the same settings."""
     group = join()
     keep_freed_memory()
@@ -64,7 +63,7 @@ class Distributed(Pool):
 
     can_examine = True
 
-    def __init__(self, group: Group, setup: Setup, w: Vector, collective: Collective) -> None:
+    def __init__(self, group: Group, setup: Setup, w: Vector, collective: str) -> None:
         self.group, self._setup = group, setup
         self._solver = Solver(setup.task, setup.sgd, setup.seed)
         self._trained = len(w[: setup.trained])

@@ -23,7 +23,7 @@ from wima.data.federated import FederatedData
 from wima.simulation.engines.shared import Handle, SlotHandles, Slots, keep_freed_memory
 from wima.simulation.local import Solver
 from wima.simulation.measures.evaluation import Evaluation
-from wima.simulation.measures.finetune import exam_of
+from wima.simulation.measures.job import job_of as exam_of
 from wima.simulation.task import Task
 
 # Started with -c and the parent's path, so that notebooks and scripts without a main guard work.

@@ -7,16 +7,42 @@ probability.  The expected calibration error is the mean over predictions of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from wima.core.errors import check
+from wima.simulation.measures.base import Better, Entries, Examples, Measure
 
 BINS = 15
 Bins: TypeAlias = list[tuple[int, float, float]]  # predictions, sum of confidences, correct ones
+
+
+class Calibration(Measure):
+    """The bins of every model, and their error as the metric `ece`."""
+
+    better: Mapping[str, Better] = MappingProxyType({"ece": "lower"})
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric  # may leave out some predictions, such as padding
+
+    def part(self, examples: Examples) -> Bins:
+        return bins_of(*flat(self._metric, examples.output, examples.y))
+
+    def combine(self, parts: list[Bins]) -> Bins:
+        return [
+            (sum(n for n, _, _ in bins), sum(c for _, c, _ in bins), sum(r for _, _, r in bins))
+            for bins in zip(*parts, strict=True)
+        ]
+
+    def entries(self, values: dict[str, Bins]) -> Entries:
+        return {
+            "metrics": {name: {"ece": calibration_error(bins)} for name, bins in values.items()},
+            "calibration": {name: reliability(bins) for name, bins in values.items()},
+        }
 
 
 def flat(metric: Any, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,14 +67,6 @@ def bins_of(output: Tensor, y: Tensor) -> Bins:
     sums = [torch.bincount(place, weights, BINS).tolist() for weights in (confidence, right)]
     counts = torch.bincount(place, minlength=BINS).tolist()
     return list(zip(counts, *sums, strict=True))
-
-
-def merged(pieces: Sequence[Bins]) -> Bins:
-    """The sums over several pieces."""
-    return [
-        (sum(n for n, _, _ in bins), sum(c for _, c, _ in bins), sum(r for _, _, r in bins))
-        for bins in zip(*pieces, strict=True)
-    ]
 
 
 def calibration_error(bins: Bins) -> float:

@@ -1,19 +1,18 @@
-"""Questions about models that any process can answer, piece by piece.
-
-A piece is a batch of test examples, or a client that fine-tunes the models.  Answers are JSON.
-"""
+"""After the last round, each client fine-tunes the models on its own examples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from wima.algorithms.base import Local
 from wima.core.checks import check_count, check_rate
 from wima.core.vector import Vector
 from wima.simulation.local import Problem, Solver
-from wima.simulation.measures.evaluation import Detail, Evaluation
+from wima.simulation.measures.base import Entries
+from wima.simulation.measures.clients import summaries
+from wima.simulation.measures.metrics import Total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,46 +40,34 @@ class FineTune:
         check_count("finetune.steps", self.steps)
         check_rate("finetune.lr", self.lr)
 
+    def part(self, solver: Solver, client: int, w: Vector, t: int) -> list[Total]:
+        """Sum and count of the client's first metric, before and after fine-tuning w."""
+        task = solver.task
+        sgd = replace(solver.sgd, steps=self.steps, momentum=0.0, clip=None)
+        local = Local(w[: task.trained].clone())
+        visit = Solver(task, sgd, solver.seed).solve(Problem(t, client, self.lr, w, local))
+        assert visit.end is not None
+        return [task.evaluate.of_client(client, model) for model in (w, visit.end)]  # type: ignore[attr-defined]
+
+    def entries(
+        self, clients: Sequence[int], models: Sequence[str], parts: Sequence[Sequence[Any]]
+    ) -> Entries:
+        """The distribution over clients before and after, by model.  parts: client -> model."""
+        before, after = (
+            summaries(
+                {
+                    model: {
+                        client: part[j][stage][0] / max(1, part[j][stage][1])
+                        for client, part in zip(clients, parts, strict=True)
+                    }
+                    for j, model in enumerate(models)
+                }
+            )
+            for stage in (0, 1)
+        )
+        return {
+            "finetuned": {name: {"before": before[name], "after": after[name]} for name in models}
+        }
+
 
 BY_NAME: dict[str, type[FineTune]] = {"sgd": FineTune}
-
-
-class Exam(NamedTuple):
-    """What to compute, and for which pieces."""
-
-    pieces: Sequence[int]
-    detail: Detail = Detail()
-    finetune: FineTune | None = None
-    t: int = 0  # completed rounds
-
-    def answer(self, solver: Solver, piece: int, models: Sequence[Vector]) -> list[Any]:
-        """The answer for one piece, for each model."""
-        evaluation = solver.task.evaluate
-        assert isinstance(evaluation, Evaluation)
-        if self.finetune is None:
-            return evaluation.piece(piece, models, self.detail)
-        return [self._tuned(solver, self.finetune, piece, w) for w in models]
-
-    def _tuned(self, solver: Solver, how: FineTune, client: int, w: Vector) -> list[Any]:
-        """Sum and count of the client's first metric, before and after fine-tuning w."""
-        evaluation = solver.task.evaluate
-        assert isinstance(evaluation, Evaluation)
-        sgd = replace(solver.sgd, steps=how.steps, momentum=0.0, clip=None)
-        local = Local(w[: solver.task.trained].clone())
-        solution = Solver(solver.task, sgd, solver.seed).solve(
-            Problem(self.t, client, how.lr, w, local)
-        )
-        assert solution.end is not None
-        return [evaluation.of_client(client, model) for model in (w, solution.end)]
-
-    def fields(self) -> dict[str, Any]:
-        """The exam without its pieces, as JSON for another process."""
-        tuning = None if self.finetune is None else asdict(self.finetune)
-        return {"detail": self.detail, "finetune": tuning, "t": self.t}
-
-
-def exam_of(fields: dict[str, Any]) -> Exam:
-    """The inverse of `Exam.fields`."""
-    tuning = fields["finetune"]
-    how = None if tuning is None else FineTune(**tuning)
-    return Exam((), Detail(*fields["detail"]), how, fields["t"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import re
 import shutil
 
@@ -111,9 +110,9 @@ def test_a_run_under_way_is_read_up_to_its_last_record(stored, tmp_path):
     (copy / "times.jsonl").write_text("".join(times[:-1]))  # written after the record
     read = wima.read_run(copy)
     assert len(read.records) == len(stored.records) and np.isnan(read.records[-1].seconds)
-    (copy / "records.jsonl").write_text('{"t": 1, "metrics": {}}\n')
+    (copy / "records.jsonl").write_text('{"metrics": {}}\n')
     with pytest.raises(wima.UsageError, match="damaged"):
-        wima.read_run(copy)
+        wima.read_run(copy).records  # noqa: B018
 
 
 def test_what_wima_run_wrote_is_read_with_its_models(tmp_path):
@@ -214,16 +213,6 @@ def test_mistakes_are_answered_with_what_there_is(result, stored, monkeypatch):
     assert "no model was evaluated" in repr(unevaluated) and unevaluated.to_pandas().empty
     with pytest.raises(wima.UsageError, match="eval_every"):
         unevaluated.summary()
-    importing = builtins.__import__
-
-    def without_pandas(name, *rest):
-        if name == "pandas":
-            raise ImportError(name)
-        return importing(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_pandas)
-    with pytest.raises(wima.UsageError, match=r"pip install 'wima\[pandas\]'"):
-        result.to_pandas()
 
 
 def test_the_page_runs(capsys):

@@ -1,0 +1,1 @@
+"""Yardsticks made by an earlier version of wima: the same settings still give the same bytes."""

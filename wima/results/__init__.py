@@ -1,1 +1,0 @@
-"""The Python view of a run: data frames, plots, numbers and modules."""

@@ -1,0 +1,183 @@
+"""`wima.run`: a simulation of Python objects to its end, optionally recorded in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Never
+
+from wima import algorithms, averaging
+from wima.algorithms import server_opt as servers
+from wima.algorithms.base import Algorithm
+from wima.algorithms.fedavg import FedAvg
+from wima.algorithms.server_opt import ServerOpt
+from wima.averaging import Averager, named
+from wima.core.errors import check
+from wima.data.batches import LocalSGD
+from wima.report.summary import draw_curves
+from wima.runs.launch import MakeDisplay, NoProgress, ProgressDisplay, launch, resume as resume_run
+from wima.runs.own_code import OWN
+from wima.runs.run import Models, Run, read_run, state_of, title
+from wima.runs.settings import Choice, Settings, make_settings
+from wima.simulation import privacy as privacies, schedules
+from wima.simulation.cohorts import Cohorts
+from wima.simulation.engines.auto import MakeEngine
+from wima.simulation.faults import Faults
+from wima.simulation.measures import finetune as fine_tuning
+from wima.simulation.measures.base import Measure
+from wima.simulation.measures.finetune import FineTune
+from wima.simulation.options import RunOptions, Weighting
+from wima.simulation.privacy import Gaussian
+from wima.simulation.schedules import Schedule
+from wima.simulation.simulate import check_names, check_parts, options_of, simulate
+from wima.simulation.task import Task
+from wima.storage.segments import Storage
+
+
+def run(
+    task: Task,
+    algorithm: Algorithm | None = None,
+    *,
+    progress: bool = False,
+    out: str | PathLike[str] | None = None,
+    resume: bool = False,
+    rounds: int = 500,
+    clients_per_round: int = 10,
+    lr: float = 0.1,
+    batch_size: int | Literal["full"] = 10,
+    epochs: int = 1,
+    steps: int | None = None,
+    last_batch: Literal["fill", "short"] = "fill",
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    clip: float | None = None,
+    seed: int = 0,
+    averagers: Averager | Sequence[Averager] | Mapping[str, Averager] = (),
+    server_opt: ServerOpt | None = None,
+    stack_server: bool = False,
+    schedule: Schedule | None = None,
+    weighting: Weighting = "examples",
+    cohorts: Cohorts | str | None = None,
+    faults: Faults | None = None,
+    privacy: Gaussian | None = None,
+    eval_every: int = 1,
+    eval_last: int = 100,
+    client_eval_every: int = 0,
+    client_sample: int = 1000,
+    calibration: bool = False,
+    finetune: FineTune | None = None,
+    measures: Sequence[Measure] = (),
+    diverged: float = 1e4,
+    engine: str = "auto",
+    workers: int | None = None,
+    storage: Storage | None = None,
+    make: MakeEngine | None = None,
+    **wrong: Never,
+) -> Run:
+    """Run `simulate` to the end and return all records and the final models.
+
+    progress: show a progress bar.
+    out: write a run folder, as `wima run` does.
+    resume: resume the run in that folder, if there is one; if it is complete, read it.
+    All other options are those of `simulate`.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> result = wima.run(task, averagers=wima.WIMA(5), rounds=10, clients_per_round=1)
+        >>> result.models
+        ['plain', 'wima5']
+    """
+    arguments = {**locals(), **wrong}
+    check_names(arguments, wrong)
+    options = {
+        n: v for n, v in arguments.items() if n not in ("progress", "out", "resume", "wrong")
+    }
+    display = ProgressDisplay if progress else NoProgress
+    if out is not None:
+        return _in_folder(Path(out), resume, display, options)
+    check(not resume, "resume=True needs out=, the run folder.")
+    records = []
+    with simulate(**options) as simulation, display(simulation.rounds, 0) as shown:
+        for record in simulation:
+            records.append(record)
+            shown.update(record)
+    models = Models(simulation.vectors(), task)
+    name = choice_of(simulation.setup.algorithm).name
+    header = title(name, OWN, clients_per_round, task.data.num_clients)
+    return Run(header, lambda: models, records=records)
+
+
+OBJECTS = (
+    *("algorithm", "server_opt", "averagers", "schedule", "privacy", "finetune", "measures"),
+    *("cohorts", "faults", "storage", "make"),
+)
+
+
+def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str, Any]) -> Run:
+    check_parts(options)
+    task, settings = options["task"], settings_of(options)
+    parts = {name: options[name] for name in OBJECTS if options[name] is not None}
+    if resume and path.exists():
+        before = read_run(path)
+        same = before.settings.in_results() == settings.in_results()
+        check(same, f"The run in {path} has different settings; choose another folder.")
+        if state_of(before) != "done":
+            resume_run(path, display, task=task, **parts)
+    else:
+        launch(settings, path, display, report=lambda line: None, task=task, **parts)
+    result = read_run(path, task)
+    if result.metrics:
+        draw_curves(result, path / "curves.png", result.usual_metric)
+    return result
+
+
+NAMED: dict[str, tuple[str, Mapping[str, type[Any]], Any]] = {
+    # argument -> setting, registry, default
+    "algorithm": ("algorithm", algorithms.BY_NAME, FedAvg()),
+    "server_opt": ("server", servers.BY_NAME, servers.SGD()),
+    "schedule": ("schedule", schedules.BY_NAME, schedules.Constant()),
+    "privacy": ("privacy", privacies.BY_NAME, None),
+    "finetune": ("finetune", fine_tuning.BY_NAME, None),
+}
+
+
+def settings_of(arguments: Mapping[str, Any]) -> Settings:
+    """Settings that describe the arguments of `simulate`; data and model belong to the task."""
+    task: Task = arguments["task"]
+    table: dict[str, Any] = {"data": OWN, "model": OWN}
+    for argument, (setting, registry, default) in NAMED.items():
+        thing = arguments[argument] or default
+        if thing is not None:
+            table[setting] = choice_of(thing, registry)
+    watched = named(arguments["averagers"]).values()
+    table["averagers"] = [choice_of(averager, averaging.BY_NAME) for averager in watched]
+    table["measures"] = [choice_of(measure, {}) for measure in arguments["measures"]]
+    if isinstance(arguments["cohorts"], str):
+        table["cohorts"] = arguments["cohorts"]
+    table |= {"device": str(task.workspace.device)} if task.workspace else {}
+    table |= asdict(arguments["faults"] or Faults())
+    table |= asdict(options_of(RunOptions, arguments)) | asdict(options_of(LocalSGD, arguments))
+    return make_settings(table)
+
+
+def choice_of(thing: Any, registry: Mapping[str, type[Any]] = algorithms.BY_NAME) -> Choice:
+    """The name of an object's class, with the hyper-parameters that differ from the defaults."""
+    kind = type(thing)
+    own = f"{kind.__module__}:{kind.__name__}"
+    name = next((name for name, known in registry.items() if known is kind), own)
+    return Choice(name=name, **(_changed(thing) if is_dataclass(thing) else {}))
+
+
+def _changed(thing: Any) -> dict[str, Any]:
+    values = {
+        field.name: getattr(thing, field.name)
+        for field in fields(thing)
+        if field.default is MISSING or getattr(thing, field.name) != field.default
+    }
+    simple = (bool, int, float, str, list, tuple)
+    return {name: v if isinstance(v, simple) else repr(v) for name, v in values.items()}
