@@ -201,7 +201,7 @@ class Federation(Strategy, Engine):
         check(
             run.status["state"] != "done",
             f"The run in {self.out} is finished; to repeat it, use another folder, for example "
-            "flwr run examples/flower --run-config 'out=\"runs/again\"'.",
+            'out = "runs/again" in the run config.',
         )
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
