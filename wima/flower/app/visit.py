@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import tomllib
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,11 +121,17 @@ def _read(content: RecordDict, context: Context, client: int) -> Call:
     x, y = (task.data.x, task.data.y) if data else _part(task, client)
     own = OwnData(x, y, np.array([0, len(x)]), None, task.data.classes)
     solver = Solver(task._replace(data=own), settings.part(LocalSGD), settings.seed)
-    algorithm = settings.algorithm.make("algorithm", algorithms.BY_NAME)
-    w = to_tensors(model)["w"].to(settings.device)
-    t, counted = (entry(about, name, int) for name in ("t", "counted"))
-    lr, share = (entry(about, name, float) for name in ("lr", "share"))
-    return Call(client, settings, algorithm, solver, w, t, lr, share, counted)
+    return Call(
+        client=client,
+        settings=settings,
+        algorithm=settings.algorithm.make("algorithm", algorithms.BY_NAME),
+        solver=solver,
+        w=to_tensors(model)["w"].to(settings.device),
+        t=entry(about, "t", int),
+        lr=entry(about, "lr", float),
+        share=entry(about, "share", float),
+        counted=entry(about, "counted", int),
+    )
 
 
 @lru_cache(maxsize=2)
@@ -157,13 +163,6 @@ def _folder(context: Context, call: Call) -> Path | None:
     return Path(str(root)).expanduser() / call.settings.run_id / f"client-{call.client}"
 
 
-class Kept(NamedTuple):
-    """Memory as it was written: the structure for each visit, and the tensors by name."""
-
-    about: dict[str, Any]
-    tensor: Callable[[str], Tensor]
-
-
 class NodeMemory:
     """A client's memory in the node's state; with a folder, also in a file that outlives it."""
 
@@ -175,9 +174,9 @@ class NodeMemory:
         """The memory after the visit in that round; `fresh` if there was none (-1)."""
         if visit < 0 or fresh == ():
             return fresh
-        for kept in (self._in_state(), self._in_file()):
-            if kept is not None and str(visit) in kept.about:
-                return decode(kept.about[str(visit)], fresh, kept.tensor, {})
+        for about, tensor in self._kept():
+            if str(visit) in about:
+                return decode(about[str(visit)], fresh, tensor, {})
         log.warning("The memory of the visit in round %d is lost; it is reinitialised.", visit + 1)
         return fresh
 
@@ -196,15 +195,11 @@ class NodeMemory:
         if self._store is not None:
             self._store.keep([self._store.write("memory", tensors, about)])
 
-    def _in_state(self) -> Kept | None:
+    def _kept(self) -> Iterator[tuple[dict[str, Any], Callable[[str], Tensor]]]:
+        """Yields what was written: the structure for each visit, and its tensors by name."""
         arrays, about = self._records.get(ARRAYS), self._records.get(ABOUT)
-        if not isinstance(arrays, ArrayRecord) or not isinstance(about, ConfigRecord):
-            return None
-        return Kept(json.loads(str(about["visits"])), to_tensors(arrays).__getitem__)
-
-    def _in_file(self) -> Kept | None:
-        store = self._store
-        names = [] if store is None else store.names("memory")
-        if store is None or not names:
-            return None
-        return Kept(store.about(names[-1]), lambda key: store.read(names[-1], key))
+        if isinstance(arrays, ArrayRecord) and isinstance(about, ConfigRecord):
+            yield json.loads(str(about["visits"])), to_tensors(arrays).__getitem__
+        if self._store is not None:
+            for name in self._store.names("memory")[-1:]:
+                yield self._store.about(name), partial(self._store.read, name)

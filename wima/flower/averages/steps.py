@@ -84,15 +84,12 @@ class Steps:
 
     def _add(self, arrays: Arrays, weight: float) -> None:
         """Add a client's model; `ValueError` if it is left out."""
-        if shapes_of(arrays) != self._shapes:
-            raise ValueError("the arrays of the model differ from those that were sent")
-        if any(arrays[name].dtype.kind not in "biuf" for name in self._averaged):
-            raise ValueError("the model has arrays that are not real numbers")
+        same = shapes_of(arrays) == self._shapes
+        if not same or any(arrays[name].dtype.kind not in "biuf" for name in self._averaged):
+            raise ValueError("other arrays than those that were sent, or not of real numbers")
         w = flatten(arrays, self._averaged, torch.float64, out=self._room)
-        if not bool(torch.isfinite(w.sum())):
-            raise ValueError("the model is not finite")
-        if not 0 <= weight < inf:
-            raise ValueError(f"the weight is {weight}")
+        if not bool(torch.isfinite(w.sum())) or not 0 <= weight < inf:
+            raise ValueError("the model or its weight is not finite, or the weight is negative")
         self._mean.add(w, weight)
 
     def end(self, t: int, arrays: Arrays) -> Vector | None:
