@@ -8,7 +8,8 @@ DIST := $(VENV)/dist
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) # some tests mostly wait
 # Without bytecode, each of the processes that tests start would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+REST := lab or world or site or real
 
 PAGE := wima/report/page
 NODE := $(shell command -v node 2>/dev/null)
@@ -17,13 +18,18 @@ ESLINT := $(VENV)/eslint-$(ESLINT_VERSION)
 # The browser's globals that the report's page uses; all other names must be declared.
 BROWSER := addEventListener,document,getComputedStyle,getSelection,IntersectionObserver,matchMedia,navigator,requestAnimationFrame,ResizeObserver,window
 
-.PHONY: demo test coverage docs lint javascript notebooks dist clean
+.PHONY: demo test test-all coverage docs lint lint-js notebooks dist clean
 
 demo: $(READY)
 	$(BIN)/wima demo
 
+# All that a change is likely to break, in some minutes.
 test: $(DEV) lint
-	$(PYTEST)
+	$(PYTEST) -m "not ($(REST))"
+
+# What `make test` leaves out: laboratories, frameworks, the site, real data.
+test-all: $(DEV) lint-js
+	$(PYTEST) -m "$(REST)"
 
 coverage: $(DEV)
 	$(PYTEST) --cov --cov-report=term
@@ -32,13 +38,14 @@ docs: $(DEV)
 	$(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html"
 
-lint: $(DEV) javascript
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.budget
 
 ifdef NODE
-javascript: $(ESLINT)/.tried
+lint-js: $(ESLINT)/.tried
 	@for file in $(PAGE)/*.js; do echo "node --check $$file"; node --check $$file || exit 1; done
 	@# The files become one script. ESLint's exit code 1 is a finding; if it cannot run, that is not a failure.
 	@if [ -x $(ESLINT)/node_modules/.bin/eslint ]; then \
@@ -47,7 +54,7 @@ javascript: $(ESLINT)/.tried
 			--global $(BROWSER) --rule no-undef:2 --rule no-unused-vars:2 || [ $$? -ne 1 ]; \
 	fi
 else
-javascript:
+lint-js:
 	@echo "node is not installed: the JavaScript of reports is not checked."
 endif
 

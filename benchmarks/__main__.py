@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from benchmarks.environments import NotInstalled, python, versions
-from benchmarks.micro import MICRO
+from benchmarks.micro import MICRO, measure
 from benchmarks.peers import PEERS
 from benchmarks.workloads import WORKLOADS, prepare
 
@@ -16,22 +15,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--workload", choices=WORKLOADS, help="compare peers on a workload")
-    what.add_argument("--micro", choices=MICRO, help="a small measurement of wima alone")
-    what.add_argument("--crash", type=int, metavar="KILLS", help="kill runs at random moments")
     what.add_argument(
-        "--replay",
-        type=float,
-        metavar="SHARE",
-        help="crash after every write of a run, a resume, a sweep, a report and a Flower server, "
-        "or after a share of them (1: all)",
+        "--micro", choices=[*MICRO, "loop_auto"], help="a small measurement of wima alone"
     )
-    what.add_argument("--damage", action="store_true", help="damage every file of a run folder")
-    what.add_argument("--fuzz", type=int, metavar="N", help="read N damaged files of all kinds")
     what.add_argument("--report", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--peer", default="all", help=f"comma-separated: {', '.join(PEERS)}")
     parser.add_argument("--turns", type=int, default=5, help="turns of every peer (5)")
     parser.add_argument("--rounds", type=int, help="rounds per turn")
-    parser.add_argument("--seed", type=int, default=0, help="of crashes and damaged files (0)")
     parser.add_argument("--cold", action="store_true", help="do not start peers twice")
     parser.add_argument("--out", type=Path, help="Markdown file to write, with JSON beside it")
     asked = parser.parse_args(argv)
@@ -63,35 +53,21 @@ def compare(asked: argparse.Namespace) -> dict[str, object]:
     return peer_result(name, asked.turns, rounds, {**measured, **missing})
 
 
-def laboratory(asked: argparse.Namespace) -> None:
-    """Crash or damage things, if that is asked for, and exit: with 1 if anything was lost."""
-    if asked.crash is not None:
-        from benchmarks.crash import kills
-
-        sys.exit(kills.main(asked.crash, asked.seed))
-    if asked.replay is not None:
-        from benchmarks.crash import replay
-
-        sys.exit(replay.main(asked.replay, asked.seed))
-    if asked.fuzz is not None:
-        from benchmarks import fuzz
-
-        sys.exit(fuzz.main(asked.fuzz, asked.seed))
-    if asked.damage:
-        from benchmarks.crash import damage
-
-        sys.exit(damage.main(asked.seed))
-
-
 def main(argv: list[str] | None = None) -> None:
     asked = arguments(argv)
-    laboratory(asked)
     from benchmarks.report import document, markdown, write
 
     if asked.report:
         document()
         return
-    result = compare(asked) if asked.workload else MICRO[asked.micro](asked.turns)
+    if asked.workload:
+        result = compare(asked)
+    elif asked.micro == "loop_auto":
+        from benchmarks import loops
+
+        result = loops.measure(asked.turns)
+    else:
+        result = measure(asked.micro, asked.turns)
     print(markdown(result))
     if asked.out:
         write(result, asked.out)

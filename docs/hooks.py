@@ -1,13 +1,15 @@
 """What MkDocs and mkdocstrings leave to us.
 
 Pages are written for GitHub, where links may leave the folder `docs`; on the site these lead to
-the repository.  Docstrings are written for terminals: each line "name: ..." that explains a
-parameter or a field becomes an item of a list, and names in the reference become
+the repository.  The first page is the README.  Pages of the reference name packages, and get an
+entry for each public name in them.  Docstrings are written for terminals: each line "name: ..."
+that explains a parameter or a field becomes an item of a list, and names in the reference become
 links.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import posixpath
 import re
@@ -20,29 +22,54 @@ ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/wima-fl/wima"
 LINK = re.compile(r"\]\(((?!https?:|mailto:|#)[^)#\s]+)(#[^)\s]*)?\)")
 ENTRY = re.compile(r"^::: (\S+)$", re.M)
-ENTRIES = {  # of the reference, by the last part of their names
-    entry.rpartition(".")[2]: entry
-    for path in sorted((ROOT / "docs" / "reference").glob("*.md"))
-    for entry in ENTRY.findall(path.read_text(encoding="utf-8"))
-}
+PUBLIC = re.compile(r"<!-- public names of (.+) -->")
+SOURCE = griffe.load("wima", search_paths=[ROOT])  # says where public names come from
 NOT_PAGES = "docs/results/"  # records of runs; mkdocs.yml leaves them out of the site
 log = logging.getLogger("mkdocs.hooks")  # a warning fails the build
 
 
+def public_names(package: str) -> list[str]:
+    """The names that users import, of `wima.flower` or of what `wima` has from that package."""
+    if package == "wima.flower":
+        return [f"{package}.{name}" for name in importlib.import_module(package).__all__]
+    names = importlib.import_module("wima").__all__
+    return [f"wima.{n}" for n in names if f"{SOURCE[n].target_path}.".startswith(f"{package}.")]
+
+
+def with_entries(markdown: str) -> str:
+    """A page of the reference with the entries for the packages that it names."""
+
+    def entries(match: re.Match[str]) -> str:
+        names = [name for package in match[1].split() for name in public_names(package)]
+        return "\n\n".join(f"::: {name}" for name in names)
+
+    return PUBLIC.sub(entries, markdown)
+
+
+ENTRIES = {  # of the reference, by the last part of their names
+    entry.rpartition(".")[2]: entry
+    for path in sorted((ROOT / "docs" / "reference").glob("*.md"))
+    for entry in ENTRY.findall(with_entries(path.read_text(encoding="utf-8")))
+}
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Lead links to files that are not part of the site to the repository."""
+    """The text of a page of the site; links to files that are not part of it lead to GitHub."""
+    source = f"docs/{page.file.src_uri}"
+    if source == "docs/index.md":
+        source, markdown = "README.md", (ROOT / "README.md").read_text(encoding="utf-8")
 
     def site_link(match: re.Match[str]) -> str:
-        folder = posixpath.dirname(f"docs/{page.file.src_uri}")
-        target = posixpath.normpath(posixpath.join(folder, match[1]))
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
         if target.startswith("docs/") and not f"{target}/".startswith(NOT_PAGES):
-            return match[0]  # MkDocs checks these
+            here = posixpath.dirname(f"docs/{page.file.src_uri}")
+            return f"]({posixpath.relpath(target, here)}{match[2] or ''})"  # MkDocs checks these
         if not (ROOT / target).exists():
-            log.warning("%s links to %s, which does not exist.", page.file.src_uri, match[1])
+            log.warning("%s links to %s, which does not exist.", source, match[1])
         kind = "tree" if (ROOT / target).is_dir() else "blob"
         return f"]({REPOSITORY}/{kind}/main/{target}{match[2] or ''})"
 
-    return LINK.sub(site_link, markdown)
+    return with_entries(LINK.sub(site_link, markdown))
 
 
 class Docstrings(griffe.Extension):

@@ -21,7 +21,12 @@ os.environ["WIMA_DATA"] = str(Path(tempfile.gettempdir()) / f"wima-tests-{os.get
 import pytest
 from filelock import FileLock
 
+from tests.helpers import zygote
 from tests.helpers.paths import SHARED
+
+# Commands and workers that tests start are forks of a process that has imported everything.
+if sys.platform == "linux" and not os.environ.get("WIMA_TESTS_COLD"):
+    subprocess.Popen = zygote.Popen
 
 
 def _unpacked(name: str, marker: str) -> Path:
@@ -126,7 +131,47 @@ def traced_once(monkeypatch, gradients_of) -> None:
     monkeypatch.setattr("wima.simulation.engines.batched.RowGradients", gradients_of)
 
 
+@pytest.fixture
+def cold() -> Iterator[None]:
+    """Processes that the test starts are its children, not forks of another."""
+    with zygote.cold():
+        yield
+
+
+REAL = {"cifar10_files", "cifar100_files", "femnist_files", "leaf_files", "shakespeare_files"}
+REAL |= {"published"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the longest tests first, so that none is left to run alone at the end."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Marks that follow from fixtures; files with the longest tests first, so that none is last."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & REAL:
+            item.add_marker("real")
+        if "browser" in fixtures:
+            item.add_marker("world")
+    long = {group(item.nodeid) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: group(item.nodeid) not in {*long, *GROUPS.values()})
+
+
+# Files that share a worker, which imports their frameworks once.
+GROUPS = {"tests/flower/": "flower", "tests/training/test_lightning.py": "frameworks"}
+GROUPS |= {"tests/training/test_transformers.py": "frameworks"}
+GROUPS |= {"tests/data/test_huggingface.py": "frameworks"}
+
+
+def group(test: str) -> str:
+    """What is run by one worker: a file, or several."""
+    file = test.partition("::")[0]
+    return next((name for start, name in GROUPS.items() if file.startswith(start)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, with groups."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Groups(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return Groups(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -19,6 +19,7 @@ from benchmarks.__main__ import arguments, compare
 from benchmarks.drive import Contestant, Failed, interleave
 from benchmarks.environments import versions
 from benchmarks.memory import resident, tree
+from benchmarks.micro import measure
 from benchmarks.models import make_model, make_tuned
 from benchmarks.peers import PEERS
 from benchmarks.pictures import best
@@ -95,6 +96,7 @@ def test_characters_follow_from_each_other_half_of_the_time() -> None:
     assert 0.45 < pairs.max(axis=1).sum() / pairs.sum() < 0.6
 
 
+@pytest.mark.world
 @pytest.mark.slow
 def test_ours_bare_and_naive_do_the_same_work(cache: Path) -> None:
     peers, size = "bare,naive,ours-serial", ["--turns", "1", "--rounds", "3", "--cold"]
@@ -204,38 +206,41 @@ def test_an_unknown_peer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown peer 'flour'; known: ours-auto" in capsys.readouterr().err
 
 
-def test_averaging_is_measured() -> None:
-    from benchmarks.micro.windows import measure
-
-    result = measure(1, parameters=100, lengths=(3, 30))
+def test_small_measurements_are_made() -> None:
+    result = measure("windows", 1, parameters=100, lengths=(3, 30))
     assert [row[0] for row in result["tables"][0]["rows"]][1:] == ["W = 3", "W = 30"]
     assert markdown(result).startswith("## Averaging")
-
-
-def test_buckets_are_measured() -> None:
-    from benchmarks.micro.buckets import measure
-    from wima.averaging.wima import REACH, Buckets
-
-    result = measure(1, parameters=100, models=50)
-    sums = Buckets.most(50, longest=50 // REACH)
-    assert f"{sums} float64 sums" in result["text"]
+    result = measure("buckets", 1, parameters=100, models=50)
     assert len(result["tables"][0]["rows"]) == 3
-
-
-def test_averaging_in_a_loop_is_measured() -> None:
-    from benchmarks.micro.loop import measure
-
-    result = measure(1, parameters=10_000, windows=(3, 50))
+    result = measure("loop", 1, parameters=10_000, windows=(3, 50))
     names = [row[0] for row in result["tables"][0]["rows"]]
-    assert names[:3] == ["copy", "W = 3, in memory", "W = 50, in memory"] and len(names) == 7
-    assert float(result["tables"][0]["rows"][0][2]) == 1  # the copy, over itself
+    assert names[:3] == ["copy", "W = 3, in memory", "W = 50, in memory"] and len(names) == 9
+    assert float(result["tables"][0]["rows"][0][3]) == 1  # the copy, over itself
+    result = measure("detail", 1, images=32, each=4)
+    assert len(result["tables"][0]["rows"]) == 4
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("average_files", {"files": 3, "unit": 10}),
+        ("clients", {"counts": (100,)}),
+        ("distributed", {"names": ("digits",)}),
+        ("report", {"runs": 2, "rounds": 20}),
+        ("startup", {}),
+    ],
+)
+def test_commands_and_players_are_measured(cache: Path, name: str, options: dict) -> None:
+    rows = measure(name, 1, **options)["tables"][0]["rows"]
+    assert not [row for row in rows if row[1] == "failed" or not float(row[1])]
 
 
 def test_the_window_that_chooses_itself_is_measured_in_a_loop(monkeypatch) -> None:
-    from benchmarks.micro import loop_auto
+    from benchmarks import loops
 
-    monkeypatch.setattr(loop_auto, "LOOPS", {"SGD": loop_auto.LOOPS["SGD"]})
-    result = loop_auto.measure(1, epochs=1)
+    monkeypatch.setattr(loops, "LOOPS", {"SGD": loops.LOOPS["SGD"]})
+    result = loops.measure(1, epochs=1)
     assert [row[0] for row in result["tables"][0]["rows"]] == ["SGD"]
 
 

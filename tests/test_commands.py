@@ -1,12 +1,11 @@
 """Every `wima` command that the README and the pages print can be typed as it is printed.
 
 Those on digits and on files that can be made up are run, with few rounds; of the others, the
-arguments and settings are checked.  `test_docs_algorithms.py` has the pages on algorithms.
+arguments and settings are checked.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import sys
@@ -20,13 +19,11 @@ import torch
 import typer.main
 from safetensors.torch import save_file
 
-from tests.helpers.paths import ROOT
+from tests.helpers.documents import commands
 from wima.cli.main import app
 from wima.runs.launch import launch
 from wima.runs.settings import CHANGEABLE, change_settings, load_settings
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = ["rounds=2", "clients_per_round=2", "engine=serial"]
 OWN = """from dataclasses import dataclass
 import wima
@@ -39,18 +36,6 @@ MyAlgorithm = FedPull
 """
 OWN_MODULES = ("my_file", "fedpull", "my_package", "my_package.fedpull")
 ELSEWHERE = ("trackers=", "--slurm", "flower")  # packages and programs that may be missing
-
-
-def commands() -> list[str]:
-    """The commands in blocks of pages, without their comments and those that change a shell."""
-    found: dict[str, None] = {}
-    for page in PAGES:
-        for block in FENCE.findall(page.read_text(encoding="utf-8")):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True) if line.startswith("wima ") else []
-                typed = bool(words) and words[1] != "--install-completion"
-                found |= {shlex.join(words[1:]): None} if typed else {}
-    return list(found)
 
 
 def parsed(words: list[str]) -> dict[str, object]:

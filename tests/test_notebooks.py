@@ -9,15 +9,16 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.helpers.notebooks import NOTEBOOKS, executed, outputs
-from tests.helpers.paths import ROOT
+from tests.helpers.documents import NOTEBOOKS
+from tests.helpers.notebooks import executed, outputs
+
+pytestmark = pytest.mark.site
 
 NAMES = [path.stem for path in NOTEBOOKS]
 LARGEST = 100_000  # bytes
 STYLE = re.compile("\x1b\\[\\d+m|†")
 NUMBER = re.compile(r"[+−]?\d+\.\d+")
 ACCURACY = re.compile(r"(\w+/)?(plain|wima\d+):?(?: accuracy)? (\d+\.\d+)")
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
 def shown(notebook: Any) -> str:
@@ -28,10 +29,6 @@ def shown(notebook: Any) -> str:
 
 def is_err(output: Any) -> bool:
     return output.get("name") == "stderr"
-
-
-def test_there_are_three() -> None:
-    assert NAMES == ["flower_averages", "new_algorithm", "own_data_and_model"]
 
 
 @pytest.mark.slow  # the one on algorithms: nine runs
@@ -57,13 +54,3 @@ def test_a_stored_notebook_is_small_complete_and_has_no_warnings(path: Path) -> 
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
     assert not any(is_err(o) or o.output_type == "error" for o in outputs(notebook))
     assert path.stat().st_size < LARGEST
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_links_lead_somewhere_and_a_page_leads_to_the_notebook(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        for link in LINK.findall(cell.source) if cell.cell_type == "markdown" else ():
-            assert (path.parent / link).exists(), link
-    linked = [page for page in ROOT.glob("docs/*.md") if path.name in page.read_text("utf-8")]
-    assert linked

@@ -20,6 +20,8 @@ import wima
 from tests.helpers.commands import LIMIT
 from tests.helpers.paths import ROOT
 
+pytestmark = pytest.mark.site
+
 RELEASED = re.compile(r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[[^]]*\]\(([^)]*)\)")
 VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")

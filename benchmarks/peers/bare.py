@@ -23,7 +23,7 @@ class Steps:
         import torch
 
         from benchmarks.models import evaluate, evaluation_batches, make_model, train
-        from wima.simulation.engines.shared import keep_freed_memory
+        from wima.core.machine import keep_freed_memory
 
         torch.set_num_threads(1)
         keep_freed_memory()

@@ -165,7 +165,7 @@ def pools():
     lasting = {task_of: Lasting(task_of(), *how) for task_of in (least_squares, classification)}
     yield lasting
     for pool in lasting.values():
-        pool.pool.close()
+        pool.processes.close()
 
 
 def play(name: str, task_of, rounds: int, engine: str, weighting: str, **settings) -> list:
@@ -192,7 +192,7 @@ def in_pools(engine: str, task_of, request) -> None:
     if engine == "processes":
         pool = request.getfixturevalue("pools")[task_of]
         request.getfixturevalue("monkeypatch").setattr(
-            "wima.simulation.engines.auto.Processes", lambda *_: pool
+            "wima.simulation.engines.auto.Processes", lambda setup, *_: pool.engine(setup)
         )
 
 

@@ -14,7 +14,8 @@ from wima.algorithms.server_opt import SGD
 from wima.data.batches import LocalSGD
 from wima.simulation.engines import auto as choice
 from wima.simulation.engines.auto import SHORT, Chosen, Cost, choose
-from wima.simulation.engines.base import Engine, Setup
+from wima.simulation.engines.base import Setup
+from wima.simulation.round import Engine
 
 COHORT, STEPS = 4, 3
 LONG = SHORT // COHORT  # rounds
@@ -199,7 +200,7 @@ def test_a_trial_has_two_rounds_or_more_until_its_time_is_over(monkeypatch, limi
         def round(self, state, t, cohort, lr):
             played.append(1)
 
-    cost = choice.measure(lambda name, setup: Played(), "serial", setup_of(), 2, limit)
+    cost = choice.measure(lambda name, setup: Played(setup), "serial", setup_of(), 2, limit)
     assert len(played) == rounds and cost == (0, pytest.approx(1 / 20))
 
 

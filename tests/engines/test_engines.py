@@ -20,12 +20,12 @@ from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_para
 import wima
 from wima.algorithms.base import Algorithm, Local
 from wima.algorithms.server_opt import SGD
+from wima.core.workers import Worker
 from wima.data.batches import LocalSGD, batches
 from wima.data.federated import FederatedData
 from wima.data.sets.digits import digits
 from wima.models import MLP, FemnistCNN, SmallCNN
 from wima.simulation.engines.base import vectors
-from wima.simulation.engines.worker import Child
 from wima.simulation.task import Task
 
 CLIENT = {"batch_size": 7, "epochs": 2, "weight_decay": 0.1, "momentum": 0.6, "clip": 0.5}
@@ -274,7 +274,7 @@ def test_an_error_in_a_clients_training_names_round_and_client_and_ends_the_work
 
     task, cohorts = uneven(lambda: Choosy(6, 3), mark=3), lambda seed, t: [2 * t, 2 * t + 1]
     simulation = wima.simulate(task, cohorts=cohorts, **{**IN_PROCESSES, "engine": engine})
-    workers = simulation._engine.pool._children if engine == "processes" else []
+    workers = simulation._engine._workers if engine == "processes" else []
     next(simulation)
     assert len(alive(workers)) == len(workers)
     with pytest.raises(wima.RunError, match=r"^round 1, client 3, .*ArithmeticError: not 99"):
@@ -284,11 +284,11 @@ def test_an_error_in_a_clients_training_names_round_and_client_and_ends_the_work
 
 def test_a_killed_worker_is_replaced_and_nothing_changes():
     with wima.simulate(uneven(), **IN_PROCESSES) as simulation:
-        workers = simulation._engine.pool._children
+        workers = simulation._engine._workers
         next(simulation)
         (first,) = alive(workers)
         os.kill(first, signal.SIGKILL)
-        workers[0].process.wait()  # a loaded machine takes its time
+        next(iter(workers)).process.wait()  # a loaded machine takes its time
         for _ in simulation:
             assert alive(workers) and alive(workers) != [first]
     expected = wima.run(uneven(), **{**IN_PROCESSES, "engine": "serial"}).vectors["plain"]
@@ -298,12 +298,12 @@ def test_a_killed_worker_is_replaced_and_nothing_changes():
 def when_started(monkeypatch, act) -> None:
     """Call `act` with each worker right after its start, while it still imports modules."""
 
-    class Watched(Child):
-        def __init__(self, descriptors):
-            super().__init__(descriptors)
+    class Watched(Worker):
+        def __init__(self, module, descriptors):
+            super().__init__(module, descriptors)
             act(self.process)
 
-    monkeypatch.setattr("wima.simulation.engines.processes.Child", Watched)
+    monkeypatch.setattr("wima.simulation.engines.processes.Worker", Watched)
 
 
 @pytest.mark.parametrize("deaths", [2, 3])
@@ -335,7 +335,7 @@ def test_workers_outlive_signals_to_the_whole_process_group_and_end_with_their_i
 
     when_started(monkeypatch, interrupt)
     with wima.simulate(uneven(), **IN_PROCESSES) as simulation:
-        workers = list(simulation._engine.pool._children)
+        workers = list(simulation._engine._workers)
         for _ in simulation:
             interrupt(workers[0].process)
             assert alive(workers)
@@ -345,7 +345,7 @@ def test_workers_outlive_signals_to_the_whole_process_group_and_end_with_their_i
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_leaving_a_run_early_ends_its_workers(how):
     simulation = wima.simulate(uneven(), **IN_PROCESSES)
-    workers = simulation._engine.pool._children
+    workers = simulation._engine._workers
     assert next(simulation).t == 1 and alive(workers)
     if how == "close":
         simulation.close()

@@ -47,7 +47,7 @@ def pools() -> Iterator[dict[str, Lasting]]:
     lasting["nan"] = Lasting(one_bad_example(), one_step, seed)
     yield lasting
     for pool in lasting.values():
-        pool.pool.close()
+        pool.processes.close()
 
 
 def wrong_in(task: wima.Task) -> str:
@@ -61,7 +61,8 @@ def lasting(request, monkeypatch) -> None:
     if request.node.callspec.params["engine"] == "processes":
         pools = request.getfixturevalue("pools")
         monkeypatch.setattr(
-            "wima.simulation.engines.auto.Processes", lambda setup, *_: pools[wrong_in(setup.task)]
+            "wima.simulation.engines.auto.Processes",
+            lambda setup, *_: pools[wrong_in(setup.task)].engine(setup),
         )
 
 

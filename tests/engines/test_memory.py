@@ -102,3 +102,16 @@ def test_segments_name_tensors_by_client_and_place_in_its_state(tmp_path):
     loaded.load(store, [segment], torch.zeros(3))
     h_read, last = loaded.read(12, torch.zeros(3))
     assert torch.equal(h_read, h) and last == 4 and loaded.save(store) == [segment]
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_clients_memory_is_read_once_per_visit(engine, monkeypatch):
+    visits, read = [], ClientMemory.read
+    monkeypatch.setattr(
+        ClientMemory, "read", lambda self, i, w: visits.append(i) or read(self, i, w)
+    )
+    x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+    data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+    task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+    wima.run(task, wima.Scaffold(), engine=engine, rounds=3, clients_per_round=2, lr=0.1)
+    assert visits == [0, 1] * 3

@@ -2,13 +2,13 @@
 
 import pytest
 
-from wima.experiments import expand
+from wima.experiments import plan
 
 
 @pytest.fixture(scope="session")
 def watchers_once():
-    """`_watchers`, which takes 0.3 s for all experiments, remembered by the values given."""
-    found, real = {}, expand._watchers
+    """`_shared_averagers`, which takes 0.3 s for all experiments, remembered by arguments."""
+    found, real = {}, plan._shared_averagers
 
     def once(scale, known):
         known = known[:-1] if known[-1] in known[:-1] else known  # one's own may be new
@@ -22,4 +22,4 @@ def watchers_once():
 
 @pytest.fixture(autouse=True)
 def watched_once(monkeypatch, watchers_once):
-    monkeypatch.setattr(expand, "_watchers", watchers_once)
+    monkeypatch.setattr(plan, "_shared_averagers", watchers_once)

@@ -7,16 +7,16 @@ import pytest
 from wima import averaging
 from wima.core.errors import UsageError
 from wima.core.statistics import last_rounds
-from wima.experiments.definition import (
+from wima.experiments.grid import expand_grid, parse_axis, parse_seeds
+from wima.experiments.labels import paper_label
+from wima.experiments.plan import (
+    expand,
     experiments,
     find_experiment,
     methods,
     scales,
     settings,
 )
-from wima.experiments.expand import expand
-from wima.experiments.grid import expand_grid, parse_axis, parse_seeds
-from wima.experiments.labels import paper_label
 from wima.experiments.printed import _tables, printed
 from wima.experiments.sheet import Cell, Sheet, read_sheet, write_sheet
 

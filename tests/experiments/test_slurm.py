@@ -10,20 +10,21 @@ import subprocess
 import pytest
 
 from tests.helpers.commands import environment, start
+from tests.helpers.documents import section
 from tests.helpers.interrupted import outcome
-from tests.helpers.paths import ROOT
 from tests.helpers.slurm import cluster, slurm, start_again
 from tests.helpers.sweeps import jobs_of, played, states
 from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.experiments.slurm import missing
+
+pytestmark = pytest.mark.world
 
 # Long enough to be interrupted; the jobs of a cohort of 1000 fail before they have a folder.
 LONG = ["rounds=300", "eval_every=20", "eval_last=1", "checkpoint_every=50", "engine=serial"]
 GRID = ["clients_per_round=5,1000"]
 SWEEP = ["sweep", "digits", *LONG, "--grid", *GRID, "--seeds", "0,1", "--out", "runs"]
 
-PAGE = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^wima sweep .*$", PAGE, flags=re.M)
+COMMANDS = re.findall(r"^wima sweep .*$", section("experiments.md", "Sweeps on SLURM"), flags=re.M)
 
 
 @pytest.fixture(scope="module", autouse=True)

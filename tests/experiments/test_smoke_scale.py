@@ -3,8 +3,7 @@
 import pytest
 
 from tests.helpers.sweeps import played
-from wima.experiments.definition import experiments, scales
-from wima.experiments.expand import expand
+from wima.experiments.plan import expand, experiments, scales
 from wima.experiments.sheet import read_sheet
 from wima.runs.folder import read_run
 

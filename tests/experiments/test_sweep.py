@@ -4,8 +4,7 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.sweeps import SMALL, jobs_of, played, states
-from wima.experiments import live
-from wima.experiments.definition import experiments
+from wima.experiments.plan import experiments
 from wima.experiments.sweep import Sweep
 from wima.runs.folder import read_run
 
@@ -22,7 +21,7 @@ def test_a_sweep_runs_all_once_and_then_nothing(swept):
     assert ends == ["done"] * 4
     before = {job.name: (folder / job.name / "records.jsonl").stat().st_mtime_ns for job in jobs}
     again = played(jobs, folder)
-    assert states(again) == ["done"] * 4 and not again._threads
+    assert states(again) == ["done"] * 4 and again.parallel() == 0
     for job in jobs:
         assert (folder / job.name / "records.jsonl").stat().st_mtime_ns == before[job.name]
         assert read_run(folder / job.name).settings == job.settings
@@ -83,5 +82,5 @@ def test_the_live_table_shows_names_as_they_are(tmp_path):
     sweep.states[0].state = "running"
     console = Console(width=80)
     with console.capture() as got:
-        console.print(live._table(sweep))
+        console.print(sweep.table())
     assert "[/b]" in got.get()

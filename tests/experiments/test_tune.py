@@ -10,13 +10,19 @@ import pytest
 
 from wima.core.errors import UsageError
 from wima.core.signals import Interrupted
-from wima.experiments.definition import methods
-from wima.experiments.search import Search, run_trials
+from wima.experiments.plan import methods
 from wima.experiments.sheet import read_sheet, write_sheet
-from wima.experiments.space import Range, parse_space
-from wima.experiments.tune import Objective, paper_axes, results
+from wima.experiments.tune import (
+    Objective,
+    Range,
+    Search,
+    paper_axes,
+    parse_space,
+    results,
+    run_trials,
+)
 from wima.runs.folder import read_run
-from wima.runs.launch import Progress, launch, resume
+from wima.runs.launch import ProgressDisplay, launch, resume
 from wima.runs.settings import load_settings
 
 ROUNDS = 8
@@ -118,7 +124,7 @@ def test_a_pruned_run_can_be_resumed_to_the_bytes_of_an_undisturbed_one(searched
 
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(searched, tmp_path, monkeypatch):
     run_trials(search_of(), tmp_path, 3, LOSS)
-    shown, seen = Progress.update, []
+    shown, seen = ProgressDisplay.update, []
 
     def stop(self, record):
         seen.append(record.t)
@@ -127,7 +133,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(searched, tmp_p
         shown(self, record)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Progress, "update", stop)
+        patched.setattr(ProgressDisplay, "update", stop)
         with pytest.raises(Interrupted, match="enough"):
             run_trials(search_of(), tmp_path, 12, LOSS)
     assert len(rows(tmp_path)) == 5 and seen[0] == 1
@@ -138,7 +144,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(searched, tmp_p
 
 
 def test_a_finished_search_is_read_and_not_repeated(searched, monkeypatch):
-    monkeypatch.setattr("wima.experiments.search.run_or_resume", None)
+    monkeypatch.setattr("wima.experiments.tune.run_or_resume", None)
     sheet, _ = run_trials(search_of(), searched, 12, LOSS)
     for found, path in zip(results(sheet, searched, LOSS), runs_of(searched), strict=True):
         done = read_run(path).status["state"] == "done"
@@ -165,7 +171,7 @@ def test_a_trial_that_fails_does_not_stop_the_rest(cli, tmp_path):
 
 
 def test_without_optuna_the_error_says_how_to_get_it(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("wima.experiments.search.find_spec", lambda name: None)
+    monkeypatch.setattr("wima.experiments.tune.find_spec", lambda name: None)
     code, _, errors = cli("tune", "digits", "--space", "lr=0.1..1")
     assert code == 2 and "pip install 'wima[tune]'" in errors and not list(tmp_path.iterdir())
 

@@ -8,11 +8,8 @@ import pytest
 
 from tests.helpers.sweeps import SMALL, jobs_of, states
 from wima.core.errors import UsageError
-from wima.experiments import queue as queues
-from wima.experiments.job import RunJob
-from wima.experiments.queue import Queue, write_jobs
-from wima.experiments.slurm import missing
-from wima.experiments.watch import Watch
+from wima.experiments import slurm
+from wima.experiments.slurm import Queue, RemoteRuns, RunJob, missing, write_jobs
 from wima.runs.launch import launch
 from wima.storage.lock import Lock
 
@@ -30,8 +27,8 @@ def folder_of(path, state, rounds=0, reason=""):
 def squeue(monkeypatch):
     """What SLURM has; the test changes it, and every question is answered at once."""
     jobs = set()
-    monkeypatch.setattr(queues, "_squeue", lambda: None if None in jobs else set(jobs))
-    monkeypatch.setattr(queues, "INTERVAL", 0.0)
+    monkeypatch.setattr(slurm, "_squeue", lambda: None if None in jobs else set(jobs))
+    monkeypatch.setattr(slurm, "INTERVAL", 0.0)
     return jobs
 
 
@@ -41,7 +38,7 @@ def test_a_table_is_read_from_folders_and_nothing_is_written(tmp_path):
     for job, state in zip(jobs, kinds, strict=False):
         folder_of(tmp_path / job.name, state, rounds=4, reason="why" if state == "failed" else "")
     before = sorted(tmp_path.rglob("*"))
-    watch = Watch(jobs, tmp_path)
+    watch = RemoteRuns(jobs, tmp_path)
     assert states(watch) == [*kinds, "waiting"]
     assert watch.states[0].t == 4 and watch.states[3].message == "why"
     assert sorted(tmp_path.rglob("*")) == before
@@ -51,7 +48,7 @@ def test_a_table_ends_when_all_runs_have(tmp_path):
     job, other = jobs_of("lr=0.1,0.2")
     folder_of(tmp_path / job.name, "done", rounds=6)
     folder_of(tmp_path / other.name, "running", rounds=2)
-    watch, looks = Watch([job, other], tmp_path), []
+    watch, looks = RemoteRuns([job, other], tmp_path), []
     for _ in watch.run():
         looks.append(states(watch))
         status = {"state": "done", "done": 6, "reason": ""}
@@ -62,7 +59,7 @@ def test_a_table_ends_when_all_runs_have(tmp_path):
 def test_a_folder_that_is_damaged_is_named(tmp_path):
     (job,) = jobs_of()
     (tmp_path / job.name).mkdir()
-    (watched,) = Watch([job], tmp_path).states
+    (watched,) = RemoteRuns([job], tmp_path).states
     assert watched.state == "broken" and job.name in watched.message
 
 
@@ -101,7 +98,7 @@ def test_a_run_waits_while_it_has_a_job_and_failed_when_the_job_is_gone(tmp_path
     folder_of(tmp_path / jobs[0].name, "interrupted", rounds=2)
     folder_of(tmp_path / jobs[1].name, "running", rounds=2)
     squeue.update({"7_0", "7_1", "7_2"})
-    watch = Watch(jobs, tmp_path)
+    watch = RemoteRuns(jobs, tmp_path)
     assert states(watch) == ["waiting", "running", "waiting"]
     assert missing(jobs, tmp_path) == []
     squeue.clear()
@@ -118,7 +115,7 @@ def test_a_run_that_a_process_holds_has_not_failed_though_its_old_job_is_gone(tm
     write_jobs(tmp_path / "slurm" / "jobs", {"7": job.name})
     folder_of(tmp_path / job.name, "running", rounds=2)
     lock = Lock(tmp_path / job.name)
-    watch = Watch([job], tmp_path)
+    watch = RemoteRuns([job], tmp_path)
     assert states(watch) == ["running"]
     lock.release()
     watch.look()

@@ -39,6 +39,7 @@ SETTINGS = (
 PATIENCE = 240  # seconds for a step that takes ten on a free machine
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.world,
     pytest.mark.skipif(not (BIN / "flower-superlink").exists(), reason="Flower is not installed"),
 ]
 

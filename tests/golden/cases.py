@@ -125,8 +125,7 @@ def every_case() -> Iterator[tuple[str, str]]:
 
 def sheets() -> dict[str, dict[str, Any]]:
     """For every experiment and scale, a checksum of its sheet and the names of its runs."""
-    from wima.experiments.definition import experiments, scales
-    from wima.experiments.expand import expand
+    from wima.experiments.plan import expand, experiments, scales
 
     found = {}
     for name in experiments():

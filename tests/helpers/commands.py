@@ -1,10 +1,16 @@
-"""Commands and pieces of code in processes of their own, as users start them."""
+"""Commands and pieces of code in processes of their own, as users start them.
+
+Commands are forks of the zygote (`tests.helpers.zygote`), unless they are started in its `cold()`.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +38,29 @@ def shell(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedP
     )
 
 
-def start(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    """Start `wima ...`; `options` are those of Popen."""
+def start(
+    *arguments: str, cwd: Path, ignored: tuple[int, ...] = (), **options: Any
+) -> subprocess.Popen[str]:
+    """Start `wima ...`; ignored: signals, as `nohup` has it; `options` are those of Popen."""
     settings = {"env": environment(), "text": True, **options}
-    return subprocess.Popen([*WIMA, *arguments], cwd=cwd, **settings)
+    with _ignored(ignored):
+        return subprocess.Popen([*WIMA, *arguments], cwd=cwd, **settings)
+
+
+@contextmanager
+def _ignored(signals: tuple[int, ...]) -> Iterator[None]:
+    """Ignore these and no others of a terminal's signals, even if the tests run in background."""
+    numbers = (signal.SIGINT, signal.SIGHUP)
+    before = {n: signal.signal(n, signal.SIG_IGN if n in signals else _heard) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heard(number: int, frame: object) -> None:
+    """While a process starts, a signal is for it."""
 
 
 def printed(code: str, *arguments: str, python: str = sys.executable, **variables: str) -> str:

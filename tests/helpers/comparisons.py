@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.micro.report import moving_mean, write_run
+from tests.helpers.run_folders import moving_mean, write_run
 
 ROUNDS, LAST = 40, 10  # a run of so many rounds is judged by its last quarter
 HEIGHTS = {"fedavg": 0.5, "fedprox": 0.51, "scaffold": 0.6}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,22 +40,34 @@ def settings_of(**changes) -> Settings:
     return make_settings({**BASE, **changes})
 
 
-def in_a_fork(work: Callable[[], object]) -> int:
+def in_a_fork(
+    work: Callable[[], object],
+    output: str | Path = os.devnull,
+    at_end: Callable[[], object] = lambda: None,
+) -> int:
     """Start `work` in a child of this process, which is faster than a new interpreter: its pid."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 1)
-            os.dup2(nothing.fileno(), 2)
+        with open(output, "w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         work()
         code = 0
     except Interrupted as error:
         code = error.code
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
     finally:
+        at_end()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 

@@ -11,9 +11,9 @@ import nbformat
 from nbclient import NotebookClient
 
 from tests.helpers.commands import environment
+from tests.helpers.documents import NOTEBOOKS
 from tests.helpers.paths import ROOT
 
-NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 LIMIT = 120  # seconds for a cell
 
 

@@ -6,7 +6,7 @@ import wima
 from wima import SGD, LocalSGD, Task
 from wima.simulation.engines.base import Setup, first_state
 from wima.simulation.engines.processes import Processes
-from wima.simulation.round import Pool
+from wima.simulation.round import Engine
 
 
 class Asking(wima.Algorithm):
@@ -16,18 +16,27 @@ class Asking(wima.Algorithm):
     path_gradient = True
 
 
-class Lasting(Pool):
-    """A pool of worker processes that outlives a run: starting one takes seconds.
+class Lasting:
+    """Worker processes that outlive a run: starting one takes seconds.
 
     Workers are told the task, local SGD and the seed; the algorithm stays in this process.
     """
 
-    runs_ahead = True
-
     def __init__(self, task: Task, sgd: LocalSGD, seed: int) -> None:
         setup = Setup(task, Asking(), SGD(), sgd, "examples", seed)
-        self.pool = Processes(setup, first_state(setup).w, 2)
-        self.begin, self.solve = self.pool.begin, self.pool.solve
+        self.processes = Processes(setup, first_state(setup).w, 2)
 
-    def close(self) -> None:
-        """Not yet."""
+    def engine(self, setup: Setup) -> Engine:
+        """An engine for one run; closing it does not end the workers."""
+        return Borrowing(setup, self.processes)
+
+
+class Borrowing(Engine):
+    """Engine `processes`, with workers that were there before."""
+
+    name = "processes"
+    runs_ahead = True
+
+    def __init__(self, setup: Setup, processes: Processes) -> None:
+        super().__init__(setup)
+        self.prefetch, self.solve = processes.prefetch, processes.solve

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.helpers.interrupted import in_a_fork
 from wima.cli.main import main
-from wima.simulation.engines.group import join
+from wima.simulation.engines.ranks import join
 from wima.simulation.local import Solver
 
 LIMIT = 120  # seconds for all ranks to end
@@ -37,7 +36,15 @@ def ranks(count: int, work: Callable[[int], object], folder: Path) -> list[Ended
     """Let so many ranks do this work, each with its number, and wait for them."""
     common = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     files = [folder / f"rank-{rank}.txt" for rank in range(count)]
-    pids = [_start({**common, "RANK": r}, lambda r=r: work(r), files[r]) for r in range(count)]
+
+    def start(rank: int) -> int:
+        def rank_alone() -> None:
+            os.environ.update({name: str(value) for name, value in common.items()}, RANK=str(rank))
+            work(rank)
+
+        return in_a_fork(rank_alone, files[rank], _leave)
+
+    pids = [start(rank) for rank in range(count)]
     codes = dict.fromkeys(pids)
     limit = time.monotonic() + LIMIT
     while None in codes.values():
@@ -51,29 +58,10 @@ def ranks(count: int, work: Callable[[int], object], folder: Path) -> list[Ended
     return [Ended(codes[pid], file.read_text()) for pid, file in zip(pids, files, strict=True)]
 
 
-def _start(environment: dict[str, object], work: Callable[[], object], output: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        with open(output, "w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        os.environ.update({name: str(value) for name, value in environment.items()})
-        work()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        if join.cache_info().currsize:
-            join().leave()  # as the interpreter does at its end
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _leave() -> None:
+    """As the interpreter does at its end."""
+    if join.cache_info().currsize:
+        join().leave()
 
 
 def wima(*arguments: str) -> None:
@@ -84,25 +72,11 @@ def wima(*arguments: str) -> None:
 
 def die_in_round(t: int) -> None:
     """This process is killed when it trains its first client of a round."""
-    _before(t, lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def stop_in_round(t: int, seconds: float) -> None:
-    """This process stands still for so long when it trains its first client of a round."""
-
-    def stop() -> None:
-        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    _before(t, stop)
-
-
-def _before(t: int, act: Callable[[], object]) -> None:
     solve = Solver.solve
 
-    def act_and_solve(self, problem):
+    def die_or_solve(self, problem):
         if problem.t == t:
-            act()
+            os.kill(os.getpid(), signal.SIGKILL)
         return solve(self, problem)
 
-    Solver.solve = act_and_solve
+    Solver.solve = die_or_solve

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.micro.report import moving_mean
 from tests.helpers.browser import Browser
+from tests.helpers.run_folders import moving_mean
 from wima.experiments.sheet import Cell, Sheet
 
 ROUNDS, LAST = 60, 40

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from wima.runs.folder import read_run
 from wima.runs.settings import Settings, make_settings
-from wima.runs.track.base import scalars
+from wima.runs.track import scalars
 
 ROUNDS = 12
 BASE = {

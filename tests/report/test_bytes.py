@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.comparisons import numbers as compared
 from tests.helpers.extras import DOWN, UP, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of, place
+from tests.helpers.run_folders import write_run
 from wima.report.comparison.paired import compare
 from wima.report.comparison.texts import OLDER, caption, header, lines
 from wima.report.comparison.write import write_comparison

@@ -12,9 +12,10 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.comparisons import HEIGHTS, ROUNDS, level, noisy, write_method
+from tests.helpers.documents import section
 from tests.helpers.paths import ROOT
+from tests.helpers.run_folders import write_run
 from wima.report.comparison.paired import compare
 from wima.report.comparison.picture import _figure, draw, mean_curve
 from wima.report.comparison.texts import latex
@@ -22,7 +23,7 @@ from wima.report.gather import COMPARED
 from wima.report.measure import Measure
 
 FILES = {COMPARED, *(f"compare.{ending}" for ending in ("md", "tex", "csv", "png", "pdf"))}
-PAGE = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
+PAGE = section("reports.md", "Comparing methods over seeds")
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.comparisons import ROUNDS, noisy, write_method
+from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
 from wima.report.comparison.paired import compare
 from wima.report.measure import Measure

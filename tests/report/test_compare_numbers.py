@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.micro.report import write_run
 from tests.helpers.comparisons import HEIGHTS, LAST, ROUNDS, level, noisy, numbers, write_method
+from tests.helpers.run_folders import write_run
 from wima.report.comparison.paired import Comparison, compare
 from wima.report.comparison.texts import caption, warnings
 from wima.report.measure import Measure

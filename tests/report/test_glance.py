@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import COLUMN, LAST, OTHER, ROUNDS, curves, make_sheet
+from tests.helpers.run_folders import write_run
 from wima.core.statistics import of_independent
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import ROUNDS, curves, data_of
+from tests.helpers.run_folders import write_run
 from wima.report.groups import LIMIT, group_names
 from wima.report.write import write_report
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import COLUMN, LAST, ROUNDS, curves, make_sheet
+from tests.helpers.run_folders import write_run
 from wima.core.statistics import holm
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet

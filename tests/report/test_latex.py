@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.paths import ROOT
 from tests.helpers.reports import COLUMN, LAST, ROUNDS, curves, make_sheet
+from tests.helpers.run_folders import write_run
 from wima.experiments.grid import expand_grid
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.measure import Measure

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import data_of, make_sheet, place
+from tests.helpers.run_folders import write_run
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.write import write_report
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.paths import ROOT
 from tests.helpers.reports import AVERAGE, COLUMN, ROUNDS, curves, data_of, make_sheet
-from wima.experiments.definition import scales
+from tests.helpers.run_folders import write_run
+from wima.experiments.plan import scales
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.differences import differences
 from wima.report.gather import gather

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.extras import add_extras, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of
+from tests.helpers.run_folders import write_run
 from wima.report.gather import gather
 from wima.report.measure import Measure
 from wima.report.write import write_report

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import make_sheet
+from tests.helpers.run_folders import write_run
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.choices import NEAR, SMOOTH, WIDE, choices_figure
 from wima.report.gather import gather

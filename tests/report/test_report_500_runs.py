@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.micro.report import write_runs
 from tests.helpers.reports import data_of, show_all
+from tests.helpers.run_folders import write_runs
 from wima.report.write import Report, write_report
 
 
 @pytest.fixture(scope="module")
 def report_on_500(tmp_path_factory) -> Report:
     folder = tmp_path_factory.mktemp("many")
-    write_runs(folder / "runs")
+    write_runs(folder / "runs", 500, 400)
     return write_report([folder / "runs"], folder / "report")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import ROUNDS, curves, data_of, place
+from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
 from wima.core.statistics import last_rounds
 from wima.report.write import write_report

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import ROUNDS, curves, data_of
+from tests.helpers.run_folders import write_run
 from wima.report.gather import MARKER
 from wima.report.write import write_report
 

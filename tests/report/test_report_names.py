@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import ROUNDS, curves, data_of, make_sheet
+from tests.helpers.run_folders import write_run
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.summary import draw_curves
 from wima.report.write import write_report

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import (
     AVERAGE,
     COLUMN,
@@ -17,6 +16,7 @@ from tests.helpers.reports import (
     make_sheet,
     place,
 )
+from tests.helpers.run_folders import write_run
 from wima.core.statistics import last_rounds
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.micro.report import moving_mean, write_run
 from tests.helpers.reports import show_all
+from tests.helpers.run_folders import moving_mean, write_run
 from wima.experiments.sheet import Cell, Sheet, write_sheet
 from wima.report.measure import Measure
 from wima.report.write import write_report

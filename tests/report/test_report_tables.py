@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, data_of, make_sheet, numbers, place
+from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.gather import gather

@@ -16,8 +16,8 @@ RESULTS = {name: DOCS / "results" / name for name in ("paper", "cpu", "auto", "c
 PAPER, RUNS = RESULTS["paper"], RESULTS["cpu"]
 PAGES = {
     "auto": ["choosing-w.md"],
-    "clients": ["clients.md", "calibration.md"],
-    "privacy": ["privacy.md"],
+    "clients": ["measures.md"],
+    "privacy": ["measures.md"],
 }
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from benchmarks.micro.report import write_run
 from tests.helpers.extras import add_extras, records_of, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of, place
+from tests.helpers.run_folders import write_run
 from wima.report.measure import MINUS, Measure
 from wima.report.texts import DATA
 from wima.report.write import write_report

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.extras import add_extras
 from tests.helpers.reports import ROUNDS, curves, make_sheet, show_all
+from tests.helpers.run_folders import write_run
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.measure import Measure
 from wima.report.write import write_report

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, data_of, make_sheet, show_all
+from tests.helpers.run_folders import write_run
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.summary import draw_curves
 from wima.report.write import write_report

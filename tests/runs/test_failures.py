@@ -26,6 +26,7 @@ def test_divergence_ends_the_run_with_round_and_quantity(tmp_path):
     assert read_run(path).status["state"] == "diverged"
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_failing_worker_is_replaced_and_nothing_changes(tmp_path):
     settings = settings_of(engine="processes", workers=2, rounds=12)
     launch(settings_of(engine="serial", rounds=12), tmp_path / "whole")  # to the bit the same

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import ROUNDS, curves
+from tests.helpers.run_folders import write_run
 from wima.cli.tables import runs_table
 from wima.core.errors import RunError, UsageError
 from wima.experiments.sheet import read_sheet

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.crash.kills import CASES, killed_until_done
 from tests.helpers.interrupted import FILES, ends, in_a_fork, outcome, settings_of
 from tests.helpers.states import same
+from tests.lab.kills import CASES, killed_until_done
 from wima.runs import checkpoint, folder
 from wima.runs.build import build
 from wima.runs.folder import read_run
@@ -40,6 +40,7 @@ def undisturbed(request, tmp_path_factory):
     return settings, path, time.perf_counter() - begin
 
 
+@pytest.mark.lab
 def test_a_run_killed_again_and_again_comes_to_the_same_bytes(undisturbed, tmp_path):
     settings, whole, seconds = undisturbed
     path = tmp_path / "run"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.micro.report import write_run
 from tests.helpers.reports import curves
+from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
 from wima.runs.folder import Run, read_run
 from wima.runs.launch import Progress

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import wima
-from benchmarks.micro.report import write_run
 from tests.helpers.extras import BINS, CLIENTS, DOWN, UP, add_extras, clients, records_of, rewrite
 from tests.helpers.reports import ROUNDS, curves
+from tests.helpers.run_folders import write_run
 
 MODELS = ("plain", "wima10")
 EVERY = 25

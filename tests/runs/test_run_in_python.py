@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 
 import wima
-from tests.helpers.paths import ROOT
 from tests.helpers.unequal import OPTIONS, task_of
 from wima.core.statistics import last_rounds
 from wima.runs.folder import read_run as read_folder
@@ -213,15 +211,3 @@ def test_mistakes_are_answered_with_what_there_is(result, stored, monkeypatch):
     assert "no model was evaluated" in repr(unevaluated) and unevaluated.to_pandas().empty
     with pytest.raises(wima.UsageError, match="eval_every"):
         unevaluated.summary()
-
-
-def test_the_page_runs(capsys):
-    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    names: dict = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", page, flags=re.S):
-        exec(compile(block, "docs/python.md", "exec"), names)
-    assert names["gain"] == pytest.approx(
-        np.subtract(*(row.mean for row in reversed(names["result"].summary())))
-    )
-    assert without_seconds(names["again"]).equals(without_seconds(names["result"]))
-    assert "wima10" in capsys.readouterr().out

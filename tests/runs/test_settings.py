@@ -157,6 +157,15 @@ def test_the_run_id_changes_with_all_that_changes_results(change):
     assert make_settings(change).run_id != Settings().run_id
 
 
+def test_settings_of_earlier_versions_may_name_the_collective_that_is_left(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text('collective = "gather"\nrounds = 7\n')
+    assert load_settings(str(file), []).rounds == 7
+    file.write_text('collective = "reduce"\nrounds = 7\n')
+    with pytest.raises(UsageError, match="collective=reduce was removed; remove this setting"):
+        load_settings(str(file), [])
+
+
 @pytest.mark.parametrize("change", [{"engine": "reference"}, {"workers": 2}])
 def test_the_run_id_does_not_change_with_the_engine(change):
     assert make_settings(change).run_id == Settings().run_id

@@ -26,12 +26,8 @@ LONG = ["digits", "rounds=1000000", "eval_every=50", "engine=serial", "checkpoin
 def started(path: Path, *changes: str, ignored: tuple[int, ...] = (), **options):
     """A run in a process that is ended with the block; ignored: signals, as `nohup` has it."""
 
-    def settle() -> None:  # these tests themselves may have been started with nohup
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
-
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options}
-    how = {"cwd": path.parent, "start_new_session": True, "preexec_fn": settle}
+    how = {"cwd": path.parent, "start_new_session": True, "ignored": ignored}
     process = commands.start("run", *LONG, *changes, "--out", str(path), **how, **options)
     try:
         wait_for(lambda: rounds_recorded(path) > 3 or process.poll() is not None, "three rounds")

@@ -18,8 +18,7 @@ from wima.core.errors import RunError
 from wima.core.signals import Interrupted
 from wima.runs.launch import Runner, launch, resume
 from wima.runs.run import read_run
-from wima.runs.track.base import hyperparameters, identity
-from wima.runs.track.dispatch import export
+from wima.runs.track import export, hyperparameters, identity
 
 needs = {
     name: pytest.mark.skipif(find_spec(name) is None, reason=f"the package {name} is missing")

@@ -16,9 +16,7 @@ from wima.core.signals import Interrupted
 from wima.runs.launch import Runner, launch, resume
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
-from wima.runs.track import BY_NAME
-from wima.runs.track.base import hyperparameters, identity, scalars
-from wima.runs.track.dispatch import export
+from wima.runs.track import BY_NAME, export, hyperparameters, identity, scalars
 from wima.simulation.simulate import Record, Simulation
 from wima.storage.lock import Lock
 
@@ -242,3 +240,21 @@ def test_a_tracker_that_fails_in_an_export_ends_it_with_1(cli, run, diary, monke
     monkeypatch.setattr(Diary, "finish", lambda self, state: 1 / 0)
     code, _, err = cli("track", str(run), "--to", "diary")
     assert code == 1 and f"diary could not record {run}. ZeroDivisionError" in err
+
+
+def test_a_tracker_can_be_a_class_of_ones_own(cli, tmp_path):
+    (tmp_path / "notebook.py").write_text(
+        "class Notebook:\n"
+        "    def start(self, run): self.file = open('notes.txt', 'a')\n"
+        "    def record(self, record): print(record.t, file=self.file)\n"
+        "    def finish(self, state): print(state, file=self.file); self.file.close()\n"
+        "class Half:\n"
+        "    def start(self, run): pass\n"
+    )
+    code, _, err = cli("run", "digits", "rounds=2", "trackers=notebook.py:Notebook", "--out", "r")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "notes.txt").read_text().split() == ["1", "2", "done"]
+    assert cli("track", "r", "--to", "notebook:Notebook")[0] == 0
+    assert (tmp_path / "notes.txt").read_text().split() == ["1", "2", "done"] * 2
+    code, _, err = cli("run", "digits", "trackers=notebook.py:Half", "--out", "s")
+    assert code == 2 and "must be a class with methods start, record and finish" in err

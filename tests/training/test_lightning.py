@@ -8,6 +8,8 @@ import pytest
 
 from tests.helpers.frameworks import RULE, accuracies, trained
 
+pytestmark = pytest.mark.world
+
 needs_lightning = pytest.mark.skipif(not find_spec("lightning"), reason="no lightning")
 
 LIGHTNING = (

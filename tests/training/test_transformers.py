@@ -8,6 +8,8 @@ import pytest
 
 from tests.helpers.frameworks import RULE, accuracies, trained
 
+pytestmark = pytest.mark.world
+
 needs_transformers = pytest.mark.skipif(
     not (find_spec("transformers") and find_spec("accelerate")), reason="no transformers"
 )

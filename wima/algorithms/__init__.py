@@ -1,42 +1,24 @@
-"""One file per method; settings look them up in `BY_NAME`."""
+"""One file per method; importing its class here registers it under its name in lower case."""
 
 from __future__ import annotations
 
-from wima.algorithms.adabest import AdaBest
-from wima.algorithms.base import Algorithm, Local, Visit
-from wima.algorithms.fedacg import FedACG
-from wima.algorithms.fedavg import FedAvg
-from wima.algorithms.fedcm import FedCM
-from wima.algorithms.feddyn import FedDyn
-from wima.algorithms.fedprox import FedProx
-from wima.algorithms.mime import Mime
-from wima.algorithms.mimelite import MimeLite
-from wima.algorithms.scaffold import Scaffold
+from wima.algorithms.base import Algorithm as Algorithm, Local as Local, Visit as Visit
 
+# In the order of `wima list`:
+# isort: off
+from wima.algorithms.fedavg import FedAvg as FedAvg
+from wima.algorithms.fedprox import FedProx as FedProx
+from wima.algorithms.scaffold import Scaffold as Scaffold
+from wima.algorithms.feddyn import FedDyn as FedDyn
+from wima.algorithms.adabest import AdaBest as AdaBest
+from wima.algorithms.fedcm import FedCM as FedCM
+from wima.algorithms.fedacg import FedACG as FedACG
+from wima.algorithms.mime import Mime as Mime
+from wima.algorithms.mimelite import MimeLite as MimeLite
+
+# isort: on
+
+# Settings look methods up here.
 BY_NAME: dict[str, type[Algorithm]] = {
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "scaffold": Scaffold,
-    "feddyn": FedDyn,
-    "adabest": AdaBest,
-    "fedcm": FedCM,
-    "fedacg": FedACG,
-    "mime": Mime,
-    "mimelite": MimeLite,
+    method.__name__.lower(): method for method in Algorithm.__subclasses__()
 }
-
-__all__ = [
-    "BY_NAME",
-    "AdaBest",
-    "Algorithm",
-    "FedACG",
-    "FedAvg",
-    "FedCM",
-    "FedDyn",
-    "FedProx",
-    "Local",
-    "Mime",
-    "MimeLite",
-    "Scaffold",
-    "Visit",
-]

@@ -1,13 +1,14 @@
-"""Arguments shared by several commands."""
+"""Arguments shared by several commands, and what typer needs for plain help."""
 
 from __future__ import annotations
 
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
-from click import Context, NoSuchOption
-from typer.core import TyperCommand
+from typer import core
 
 from wima.core.errors import UsageError
 
@@ -31,23 +32,43 @@ ForcePicture = Annotated[
 ]
 
 
-class SettingsCommand(TyperCommand):
+class SettingsCommand(core.TyperCommand):
     """A command that takes settings; for --rounds 10, the error says to write rounds=10."""
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        given = list(args)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
         try:
             return super().parse_args(ctx, args)
-        except NoSuchOption as error:
+        except click.NoSuchOption as error:
             from wima.runs.mistakes import as_setting
             from wima.runs.settings import NAMES
 
             name, value = error.option_name, None
-            for text, following in zip(given, [*given[1:], "-"], strict=True):
-                if text.partition("=")[0] == name:
-                    value = text.partition("=")[2] or following
+            for word, following in zip(words, [*words[1:], "-"], strict=True):
+                if word.partition("=")[0] == name:
+                    value = word.partition("=")[2] or following
             missing = value is None or value.startswith("--") or value == "-"
-            instead = as_setting(name, None if missing else value, NAMES)
-            if instead is None:
+            message = as_setting(name, None if missing else value, NAMES)
+            if message is None:
                 raise
-            raise UsageError(instead) from None
+            raise UsageError(message) from None
+
+
+def patch_typer() -> None:
+    """Print brackets without backslashes, show the help of arguments, and suggest commands once.
+
+    For the old typer that Flower requires with a new click; no setting of typer does it.
+    """
+    core.HAS_RICH = False  # typer escapes brackets for rich even if rich is off
+    init = core.TyperArgument.__init__
+
+    @wraps(init)
+    def keep_help(self: core.TyperArgument, **options: Any) -> None:
+        init(self, **options)
+        self.help = options.get("help")  # which click >= 8.5 replaces with its own
+
+    core.TyperArgument.__init__ = keep_help  # type: ignore[method-assign]
+    # Both typer and click >= 8.5 list the arguments; keep typer's list.
+    setattr(core.TyperCommand, "format_arguments", lambda *_: None)  # noqa: B010
+    if hasattr(click.exceptions, "NoSuchCommand"):  # click suggests commands; so does typer
+        del core.TyperGroup.resolve_command

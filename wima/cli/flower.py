@@ -8,7 +8,7 @@ import typer
 
 from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source
 
-app = typer.Typer(help="Run on Flower: see docs/flower-app.md.", no_args_is_help=True)
+app = typer.Typer(help="Run on Flower: see docs/flower.md.", no_args_is_help=True)
 
 
 @app.command(cls=SettingsCommand)

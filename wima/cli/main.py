@@ -6,23 +6,24 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source
+from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source, patch_typer
 from wima.cli.average import advise, average, window
 from wima.cli.compare import compare
 from wima.cli.data import app as data_app
+from wima.cli.experiments import paper, sweep, tune
 from wima.cli.flower import app as flower_app
-from wima.cli.paper import paper, sweep
-from wima.cli.plain_help import mend
-from wima.cli.tune import tune
 from wima.core.errors import RunError, UsageError
 from wima.core.text import echo
 from wima.core.version import __version__
 
-mend()
+if TYPE_CHECKING:
+    from wima.runs.settings import Settings
+
+patch_typer()
 app = typer.Typer(
     help="Federated learning on heterogeneous data, with window-based model averaging (WIMA).",
     no_args_is_help=True,
@@ -37,8 +38,8 @@ app.command(cls=SettingsCommand)(sweep)
 app.command(cls=SettingsCommand)(tune)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"wima {__version__}")
         raise typer.Exit
 
@@ -46,7 +47,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Options of wima itself."""
@@ -88,9 +92,8 @@ def resume(
     """Resume a run that was interrupted, killed or failed; the result is the same."""
     from wima.cli.tables import show
     from wima.runs import launch
-    from wima.runs.launch import worked_to_resume as helps_to_resume
 
-    if not helps_to_resume(path, overrides or ()):
+    if not launch.worked_to_resume(path, overrides or ()):
         show(launch.resume(path, changes=overrides or ()), path)
 
 
@@ -114,7 +117,7 @@ def track(
     to: Annotated[str, typer.Option(help="Trackers, for example tensorboard,mlflow.")],
 ) -> None:
     """Export runs that have ended to TensorBoard, MLflow or Weights & Biases."""
-    from wima.runs.track.dispatch import export
+    from wima.runs.track import export
 
     for line in export(paths, to.split(",")):
         echo(line)
@@ -165,14 +168,12 @@ def list_(
         print(line)
 
 
-def _run_and_show(settings: object, path: Path) -> None:
+def _run_and_show(settings: Settings, path: Path) -> None:
     from wima.cli.tables import show
-    from wima.runs.launch import is_worker_rank as helps, launch, work_for_rank_0 as help_rank_0
-    from wima.runs.settings import Settings
+    from wima.runs.launch import is_worker_rank, launch, work_for_rank_0
 
-    assert isinstance(settings, Settings)
-    if helps(settings):
-        help_rank_0(settings)
+    if is_worker_rank(settings):
+        work_for_rank_0(settings)
     else:
         show(launch(settings, path), path)
 

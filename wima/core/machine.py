@@ -1,8 +1,9 @@
-"""The machine's processor, memory and cores; reserving file space."""
+"""The machine's processor, memory and cores; reserving file space; keeping freed memory."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 from collections.abc import Iterator
@@ -44,6 +45,21 @@ def reserve(descriptor: int, size: int) -> None:
         os.truncate(descriptor, size)
 
 
+def keep_freed_memory() -> None:
+    """Raise glibc's thresholds in this process, unless its environment sets them.
+
+    Training frees and allocates vectors of the same size all the time; returned to the system, they
+    would be zeroed at each allocation.
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 2**25)  # bytes; the maximum that glibc accepts
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 OWN, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 UNLIMITED = float("inf")
 

@@ -1,19 +1,23 @@
-"""Means with Student's t intervals, distributions over clients, and the last rounds of a run."""
+"""Means with Student's t intervals, distributions over clients, and the last rounds of a run.
+
+numpy is imported where it is used: commands that read run folders start without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import nan, sqrt
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 RISK = 0.05  # probability that an interval misses the mean
 STRETCHES = 10  # into which a series is cut
 LEAST = 3 * STRETCHES  # values; in a shorter series, correlation cannot be estimated
 FEWEST = 2.5  # lower bound on the effective number of independent stretches
 
-Values = Sequence[float] | np.ndarray
+Values: TypeAlias = "Sequence[float] | np.ndarray"
 
 
 class Estimate(NamedTuple):
@@ -53,6 +57,8 @@ def of_series(values: Values) -> Estimate:
     """
     if len(values) < LEAST:
         return _estimate(values, values, nan)
+    import numpy as np
+
     means = np.array([part.mean() for part in np.array_split(np.asarray(values), STRETCHES)])
     away = means - means.mean()
     r = float(away[1:] @ away[:-1] / (away @ away or 1))
@@ -62,6 +68,8 @@ def of_series(values: Values) -> Estimate:
 
 def _estimate(values: Values, parts: Values, count: float) -> Estimate:
     """The mean of the values, with the error of parts that count as `count` independent values."""
+    import numpy as np
+
     mean = float(np.mean(values)) if len(values) else nan
     error = float(np.std(parts)) / sqrt(count - 1) if count > 1 else nan
     return Estimate(mean, error, count - 1)
@@ -74,6 +82,8 @@ def student_margin(values: Values, risk: float = RISK) -> float:
 
 def holm(ps: Sequence[float]) -> list[float]:
     """p-values corrected for multiple tests (Holm 1979): controls the family-wise error rate."""
+    import numpy as np
+
     order = np.argsort(ps)
     steps = np.arange(len(ps), 0, -1) * np.array(ps)[order]  # k p_1, (k - 1) p_2, ...
     adjusted = np.empty(len(ps))
@@ -82,7 +92,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 TENTH = 10  # "worst" is the mean of the lowest 1 / 10
-QUANTILES = np.arange(21) / 20  # 0, 5, ... 100 %
+QUANTILES = [k / 20 for k in range(21)]  # 0, 5, ... 100 %
 
 
 def summary(values: Sequence[float], plain: Sequence[float] | None = None) -> dict[str, Any]:
@@ -93,6 +103,8 @@ def summary(values: Sequence[float], plain: Sequence[float] | None = None) -> di
     """
     if not len(values):
         raise ValueError("summary needs at least one value, got none.")
+    import numpy as np
+
     ordered = np.sort(np.asarray(values, np.float64))
     found = {
         "mean": float(ordered.mean()),

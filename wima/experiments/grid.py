@@ -9,7 +9,7 @@ from typing import Any
 from wima import averaging
 from wima.core.errors import UsageError, check
 from wima.core.statistics import last_rounds
-from wima.experiments.expand import Job
+from wima.experiments.plan import Job
 from wima.experiments.sheet import Cell, Sheet
 from wima.runs.folder import run_name
 from wima.runs.settings import Settings, load_settings, parse_override

@@ -12,19 +12,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
 from wima.core.errors import UsageError
 from wima.core.signals import ASKED, handled_by
-from wima.experiments.expand import Job
-from wima.runs.folder import read_run
+from wima.core.text import cell
+from wima.experiments.plan import Job
+from wima.runs.run import read_run
 from wima.storage.lock import is_running
 
 ENDED = ("done", "diverged")  # states of runs that are not repeated
+UNDER_WAY = ("waiting", "running")
 
 
 def end_of(path: Path) -> str:
@@ -35,21 +42,31 @@ def end_of(path: Path) -> str:
         return ""
 
 
-class State:
-    """The state of a run in the sweep: waiting, running, or how it ended."""
+class RunState:
+    """The state of one of many runs: waiting, running, or how it ended."""
 
-    def __init__(self, job: Job, folder: Path, *, look: bool = True) -> None:
-        self.job, self.path = job, folder / job.name
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job, self.path, self.rounds = job, folder / job.name, job.settings.rounds
         self.state, self.message, self.t = "waiting", "", 0
-        self.seconds, self.rounds_run = 0.0, 0  # in this sweep
-        if look:
-            self._look()
+        self.seconds, self.rounds_run = 0.0, 0  # in this process
+        self._first: tuple[int, float] | None = None  # round and time from which the pace counts
+        self._changed = time.monotonic()  # when its last round was seen
 
-    @property
-    def rounds(self) -> int:
-        return self.job.settings.rounds
+    def count(self, t: int) -> None:
+        """Update the round and the pace."""
+        now = time.monotonic()
+        if self._first is None or t < self._first[0]:  # new, or resumed from an earlier round
+            self._first = t, now
+            self._changed = now
+        elif t != self.t:
+            self._changed = now
+        self.t, self.rounds_run, self.seconds = t, t - self._first[0], now - self._first[1]
 
-    def _look(self) -> None:
+    def quiet(self) -> float:
+        """Seconds since its last round was seen."""
+        return time.monotonic() - self._changed
+
+    def read_folder(self) -> None:
         """Read what an earlier sweep left."""
         if not self.path.exists():
             return
@@ -65,21 +82,119 @@ class State:
             self.state, self.message = "busy", "another process is working on it"
 
 
-class Sweep:
-    """Executes jobs in worker processes; `states` is updated meanwhile."""
+def states_of(jobs: Iterable[Job], folder: Path) -> list[RunState]:
+    """The states that the folders of runs have, if no other process changes them."""
+    states = [RunState(job, folder) for job in jobs]
+    for state in states:
+        state.read_folder()
+    return states
+
+
+class Runs(ABC):
+    """Many runs and their progress: a live table in a terminal, otherwise a line per run."""
+
+    states: list[RunState]
+    stopping = False  # the user interrupted
+
+    @abstractmethod
+    def run(self) -> Iterator[None]:
+        """Update the states until all runs have ended; yields a few times per second."""
+
+    @abstractmethod
+    def parallel(self) -> int:
+        """The number of runs that are executed at the same time."""
+
+    def follow(self, console: Console | None = None) -> None:
+        """Run, and show the progress."""
+        console = console or Console()
+        printed = {state.job.name for state in self.states if state.state not in UNDER_WAY}
+        if printed:
+            console.print(f"Already finished: {self._counts()}.", highlight=False)
+        if not console.is_terminal:
+            for _ in self.run():
+                self._print_ended(console, printed)
+        else:
+            with Live(self.table(), console=console, refresh_per_second=4, transient=True) as live:
+                for _ in self.run():
+                    live.update(self.table())
+                    self._print_ended(live.console, printed)
+        self._print_ended(console, printed)
+
+    def _print_ended(self, console: Console, printed: set[str]) -> None:
+        for state in self.states:
+            if state.job.name in printed or state.state in UNDER_WAY:
+                continue
+            printed.add(state.job.name)
+            why = f" ({_first_line(state.message)})" if state.message else ""
+            count = f"{len(printed)}/{len(self.states)}{self._left()}"
+            line = f"{state.state:<11} {state.job.name}{why}  [{count}]"
+            console.print(cell(line), soft_wrap=True)
+
+    def table(self) -> Table:
+        """The current runs, and the number of runs in each state."""
+        table = Table(title=self._counts() + self._left(), title_justify="left")
+        table.add_column("run")
+        table.add_column("round", justify="right")
+        table.add_column("s per round", justify="right")
+        for state in self.states:
+            if state.state == "running":
+                pace = f"{state.seconds / state.rounds_run:.2f}" if state.rounds_run else ""
+                table.add_row(cell(state.job.name), f"{state.t}/{state.rounds}", pace)
+        return table
+
+    def summary(self) -> str:
+        """The number of runs in each state, and a line for each that did not succeed."""
+        fine = ("done", "diverged", "waiting", "interrupted")
+        bad = [state for state in self.states if state.state not in fine]
+        lines = [f"Runs: {self._counts()}."]
+        lines += [f"  {s.state}: {s.path}: {_first_line(s.message)}" for s in bad]
+        return "\n".join(lines)
+
+    def _counts(self) -> str:
+        counts = Counter(state.state for state in self.states)
+        return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+    def _left(self) -> str:
+        """The estimated time until all runs are done, from the pace of similar runs."""
+        timed = [state for state in self.states if state.rounds_run]
+        left = [state for state in self.states if state.state in UNDER_WAY]
+        if not timed:
+            return ""
+        total = sum((s.rounds - s.t) * _pace(s, timed) for s in left)
+        minutes = round(total / max(1, min(self.parallel(), len(left))) / 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"; {hours} h {minutes} min left" if hours else f"; {minutes} min left"
+
+
+def _pace(state: RunState, timed: list[RunState]) -> float:
+    """Seconds per round of the most similar runs."""
+    settings = state.job.settings
+    data = [s for s in timed if s.job.settings.data == settings.data]
+    same = [s for s in data if s.job.settings.algorithm == settings.algorithm]
+    chosen = same or data or timed
+    return sum(s.seconds for s in chosen) / sum(s.rounds_run for s in chosen)
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0] if text else ""
+
+
+class Sweep(Runs):
+    """Runs that worker processes of this machine execute."""
 
     def __init__(self, jobs: Iterable[Job], folder: Path, workers: int) -> None:
         self.folder = folder
-        self.states = [State(job, folder) for job in jobs]
-        self.stopping = False
+        self.states = states_of(jobs, folder)
         self._waiting = deque(state for state in self.states if state.state == "waiting")
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[str]] = []
         count = min(workers, len(self._waiting))
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
 
+    def parallel(self) -> int:
+        return len(self._threads)
+
     def run(self) -> Iterator[None]:
-        """Execute all jobs; yields a few times per second, for a display."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with handled_by(self._forward, ASKED):
             for thread in self._threads:
@@ -91,33 +206,29 @@ class Sweep:
     def _work(self) -> None:
         """The loop of a thread: send runs to a worker process, one by one."""
         while (state := self._next()) is not None:
-            with self._start() as process:  # its input is closed at the end, so it exits
+            # In a separate session, so that Ctrl-C reaches the worker only through `_forward`.
+            with subprocess.Popen(
+                [sys.executable, "-m", "wima.experiments.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            ) as process:  # its input is closed at the end, so it exits
+                with self._lock:
+                    self._processes.append(process)
                 while state is not None:
                     self._execute(state, process)
                     state = None if process.poll() is not None else self._next()
 
-    def _next(self) -> State | None:
+    def _next(self) -> RunState | None:
         with self._lock:
             return self._waiting.popleft() if self._waiting and not self.stopping else None
 
-    def _start(self) -> subprocess.Popen[str]:
-        # In a separate session, so that Ctrl-C reaches the worker only through `_forward`.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "wima.experiments.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        with self._lock:
-            self._processes.append(process)
-        return process
-
-    def _execute(self, state: State, process: subprocess.Popen[str]) -> None:
+    def _execute(self, state: RunState, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None and process.stdout is not None
         request = {"path": str(state.path), "settings": state.job.settings.to_toml()}
-        state.state, begin, first = "running", time.monotonic(), None
+        state.state = "running"
         with contextlib.suppress(OSError):  # a worker that died is detected below
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
@@ -126,13 +237,10 @@ class Sweep:
             if "end" in message:
                 state.state, state.message = message["end"], message["message"]
                 return
-            if first is None:
-                first, begin = message["t"], time.monotonic()
-            state.t = message["t"]
-            state.rounds_run, state.seconds = state.t - first, time.monotonic() - begin
+            state.count(message["t"])
         code = process.wait()
-        state.state = "interrupted" if self.stopping else "failed"
         exited = f"its process exited with code {code}"
+        state.state = "interrupted" if self.stopping else "failed"
         state.message = exited if code >= 0 else f"killed by signal {-code}"
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
@@ -141,26 +249,3 @@ class Sweep:
         for process in self._processes:
             with contextlib.suppress(OSError):
                 process.send_signal(number)
-
-    def time_left(self) -> float | None:
-        return time_left(self.states, len(self._threads))
-
-
-def time_left(states: list[State], parallel: int) -> float | None:
-    """Estimated seconds until all runs are done, from the pace of similar runs."""
-    known = [state for state in states if state.rounds_run]
-    left = [s for s in states if s.state in ("waiting", "running")]
-    if not known:
-        return None
-    total = sum((s.rounds - s.t) * _pace(s, known) for s in left)
-    return total / max(1, min(parallel, len(left)))
-
-
-def _pace(state: State, known: list[State]) -> float:
-    """Seconds per round of the most similar runs."""
-    settings = state.job.settings
-    alike = [s for s in known if s.job.settings.algorithm == settings.algorithm]
-    same = [s for s in alike if s.job.settings.data == settings.data]
-    data = [s for s in known if s.job.settings.data == settings.data]
-    chosen = same or data or known
-    return sum(s.seconds for s in chosen) / sum(s.rounds_run for s in chosen)

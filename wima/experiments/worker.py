@@ -1,9 +1,7 @@
 """A worker process that executes runs for a sweep, one after another.
 
-    python -m wima.experiments.worker
-
 A line of standard input is a run, `{"path": ..., "settings": ...}`.  A line of standard output is a
-round, `{"t": 3, "rounds": 300}`, or the end of a run, `{"end": "done", "message": ""}`.
+round of that run, `{"t": 3}`, or its end, `{"end": "done", "message": ""}`.
 """
 
 from __future__ import annotations
@@ -16,50 +14,44 @@ import sys
 import tomllib
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from wima.core.errors import Diverged, RunError, UsageError
 from wima.core.signals import Interrupted
-from wima.runs.identity import run_command
-from wima.runs.launch import Follow, launch, resume
+from wima.runs.launch import MakeDisplay, NoProgress, launch, resume
 from wima.runs.settings import make_settings
 from wima.simulation.simulate import Record
 
 
-class ProgressReporter:
+class ProgressReporter(NoProgress):
     """Reports each round to the sweep; stops the run if the sweep is gone."""
 
-    def __init__(self, out: TextIO, rounds: int, done: int) -> None:
-        self._out, self._rounds = out, rounds
+    def __init__(self, sweep: TextIO, rounds: int, done: int) -> None:
+        self._sweep = sweep
         self._report(done)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
     def update(self, record: Record) -> None:
         self._report(record.t)
 
     def _report(self, t: int) -> None:
         try:
-            send(self._out, {"t": t, "rounds": self._rounds})
+            send(self._sweep, {"t": t})
         except BrokenPipeError:  # the sweep was killed: write a checkpoint and exit
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def send(out: TextIO, message: dict[str, Any]) -> None:
-    print(json.dumps(message), file=out, flush=True)
+def send(sweep: TextIO, message: dict[str, Any]) -> None:
+    print(json.dumps(message), file=sweep, flush=True)
 
 
-def run_or_resume(path: Path, settings: str, progress: Follow) -> tuple[str, str]:
+def run_or_resume(path: Path, settings: str, display: MakeDisplay) -> tuple[str, str]:
     """Start or resume a run; returns its final state and the reason."""
     try:
         if path.exists():
-            resume(path, progress)
+            resume(path, display)
         else:
-            launch(make_settings(tomllib.loads(settings)), path, progress, run_command)
+            command = ["wima", "run", os.path.relpath(path / "settings.toml")]
+            launch(make_settings(tomllib.loads(settings)), path, display, command)
     except Interrupted as reason:
         return reason.state, str(reason)
     except Diverged as reason:
@@ -70,18 +62,16 @@ def run_or_resume(path: Path, settings: str, progress: Follow) -> tuple[str, str
 
 
 def main() -> None:
-    """Execute runs until the input ends or a run is interrupted."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Execute runs until the sweep has no more or a run is interrupted."""
+    sweep, process = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.getppid()
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (discards what runs print)
-    sweep = os.getppid()
     for line in sys.stdin:
-        if os.getppid() != sweep:  # it was killed
+        if os.getppid() != process:  # the sweep was killed
             break
-        request = json.loads(line)
-        path, progress = Path(request["path"]), partial(ProgressReporter, out)
-        end, message = run_or_resume(path, request["settings"], progress)
+        run, progress = json.loads(line), partial(ProgressReporter, sweep)
+        end, message = run_or_resume(Path(run["path"]), run["settings"], progress)
         with contextlib.suppress(BrokenPipeError):
-            send(out, {"end": end, "message": message})
+            send(sweep, {"end": end, "message": message})
         if end == "interrupted":
             break
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from wima.experiments.definition import scales
+from wima.experiments.plan import scales
 from wima.report.tables import PLAIN, Table
 from wima.runs.settings import NOT_IN_RESULTS, Settings, change, make_settings, presets, read_table
 

@@ -7,7 +7,7 @@ from html import escape
 from math import isnan
 from typing import NamedTuple
 
-from wima.experiments.definition import scales
+from wima.experiments.plan import scales
 from wima.report.grid import Grid, paper_gain
 from wima.report.measure import Measure
 from wima.report.names import proper

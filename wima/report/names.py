@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from wima.experiments.definition import methods, settings
+from wima.experiments.plan import methods, settings
 from wima.runs.settings import as_choice
 
 MODEL = re.compile(r"(wima|ema|power-ema|lawa|swa)(?:-?(auto|[\d.x]+))?((?:-[\w.]+)*)")

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -17,16 +17,7 @@ from wima.core.machine import processor
 from wima.core.text import typed_command
 from wima.core.version import __version__
 from wima.runs.own_code import is_own, source
-from wima.runs.settings import (
-    CHANGEABLE,
-    CHOICES,
-    Choice,
-    Settings,
-    change_settings,
-    load_settings,
-    parse_override,
-    presets,
-)
+from wima.runs.settings import CHANGEABLE, CHOICES, Settings, change_settings
 from wima.simulation.engines import EXACT
 from wima.storage.files import digest
 
@@ -149,40 +140,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def run_command(settings: Settings, path: Path) -> list[str]:
-    """The shortest `wima run` command with exactly these settings; path: the run's folder.
-
-    If no preset can be changed to them, since TOML has no null, it uses the folder's settings.toml.
-    """
-    found = (words for preset in presets() for words in _from_preset(preset, settings))
-    by_file = ["wima", "run", str(path / "settings.toml")]
-    return min(found, key=lambda words: len(" ".join(words)), default=by_file)
-
-
-def _from_preset(preset: str, settings: Settings) -> Iterator[list[str]]:
-    base = load_settings(preset, [])
-    changes = [
-        f"{name}={_text(getattr(settings, name))}"
-        for name in Settings.model_fields
-        if getattr(settings, name) != getattr(base, name)
-    ]
-    try:
-        made = load_settings(preset, changes)
-    except UsageError:
-        return
-    if made.to_toml() == settings.to_toml():  # 1 == 1.0, but they are different settings
-        yield ["wima", "run", preset, *changes]
-
-
-def _text(value: Any) -> str:
-    """A value as `parse_override` reads it."""
-    if isinstance(value, list):
-        return ",".join(map(_text, value)) or "[]"
-    if isinstance(value, Choice):
-        pairs = (f"{key}={_text(part)}" for key, part in value.parameters.items())
-        return ":".join([value.name, *pairs])
-    if isinstance(value, str):
-        return value if parse_override(f"text={value}")[1] == value else json.dumps(value)
-    return str(value).lower()  # as TOML writes numbers, inf, true and false

@@ -14,6 +14,7 @@ from rich.progress import TextColumn
 from safetensors.torch import save_file
 
 from wima.core.errors import Diverged, RunError, UsageError, check
+from wima.core.machine import keep_freed_memory
 from wima.core.progress import is_live, progress_bar
 from wima.core.signals import Interrupted, Pruned, StopRequest, forget_viewers
 from wima.core.text import cell, echo, printable
@@ -36,9 +37,8 @@ from wima.runs.own_code import IN_PYTHON, OWN
 from wima.runs.record import RECORDS, RecordFiles, as_line, sums
 from wima.runs.run import Run, is_intact, read_run
 from wima.runs.settings import Settings
-from wima.runs.track.dispatch import Trackers
+from wima.runs.track import Trackers
 from wima.simulation.engines import NAMES
-from wima.simulation.engines.shared import keep_freed_memory
 from wima.simulation.simulate import Record, Simulation
 from wima.storage import manifests
 from wima.storage.files import digest, replace_text, written
@@ -58,7 +58,6 @@ class Display(Protocol):
 
 
 MakeDisplay: TypeAlias = Callable[[int, int], Display]  # total rounds, rounds already done
-Command: TypeAlias = Callable[[Settings, Path], list[str]]  # from a run's settings and folder
 
 
 class NoProgress:
@@ -121,10 +120,6 @@ def _describe(record: Record) -> str:
     return "  ".join(parts)
 
 
-Progress = ProgressDisplay  # FORMER
-Follow: TypeAlias = MakeDisplay  # FORMER
-
-
 def default_path(settings: Settings) -> Path:
     """The default folder of a run."""
     return Path("runs") / run_name(settings)
@@ -134,7 +129,7 @@ def launch(
     settings: Settings,
     path: Path,
     progress: MakeDisplay = ProgressDisplay,
-    command: Command | None = None,
+    command: list[str] | None = None,
     report: Callable[[str], object] = print,
     **overrides: Any,
 ) -> Run:
@@ -154,7 +149,7 @@ def launch(
                 settings = settings.model_copy(update={"engine": simulation.engine})
             facts: dict[str, Any] = {**simulation.facts(), **own_code(settings)}
             if command:
-                facts["command"] = command(settings, path)
+                facts["command"] = command
             lock = create_folder(path, settings, facts)
             for line in plan:  # after all checks
                 report(line)
@@ -376,7 +371,7 @@ def is_worker_rank(settings: Settings) -> bool:
     """Whether this process works for rank 0; checks that all ranks have the same settings."""
     if settings.engine != "distributed":
         return False
-    from wima.simulation.engines.group import join  # imported here: only distributed runs need it
+    from wima.simulation.engines.ranks import join  # imported here: only distributed runs need it
 
     group = join()
     group.agree({**settings.in_results(), "device": settings.device})

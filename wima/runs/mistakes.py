@@ -48,46 +48,46 @@ EXPECTED = {  # pydantic's kind of error -> what is expected
 }
 
 
-def explain(items: Iterable[Mapping[str, Any]], known: Iterable[str]) -> list[str]:
-    """Pydantic's errors as sentences, one per wrong value.  known: all settings."""
-    names, expected = list(known), dict[tuple[str, str], list[str]]()
-    for item in items:
-        given = item["input"]
-        where = str(item["loc"][0]) if item["loc"] else "settings"
-        said = item["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        wanted = EXPECTED.get(item["type"], said)
-        if item["type"] == "extra_forbidden":
-            sentence, wanted = str(unknown("setting", where, names, MEANT)), ""
-        elif item["type"] == "value_error":
-            sentence, wanted = f"{where}: {said}", ""
-        elif item["type"] == "model_type" and isinstance(given, list):
-            sentence, wanted = _listed(where, given), ""
+def explain(errors: Iterable[Mapping[str, Any]], names: Iterable[str]) -> list[str]:
+    """Pydantic's errors as sentences, one per wrong value.  names: of all settings."""
+    names, sentences = list(names), dict[tuple[str, str], list[str]]()
+    for error in errors:
+        value = error["input"]
+        setting = str(error["loc"][0]) if error["loc"] else "settings"
+        message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        expected = ""
+        if error["type"] == "extra_forbidden":
+            sentence = str(unknown("setting", setting, names, MEANT))
+        elif error["type"] == "value_error":
+            sentence = f"{setting}: {message}"
+        elif error["type"] == "model_type" and isinstance(value, list):
+            sentence = _list_for_choice(setting, value)
         else:
-            sentence = f"got {given!r}."
-        expected.setdefault((where, sentence), []).append(wanted)
+            sentence, expected = f"got {value!r}.", EXPECTED.get(error["type"], message)
+        sentences.setdefault((setting, sentence), []).append(expected)
     return [
-        f"{where} must be {' or '.join(wanted)}, {sentence}" if all(wanted) else sentence
-        for (where, sentence), wanted in expected.items()
+        f"{setting} must be {' or '.join(expected)}, {sentence}" if all(expected) else sentence
+        for (setting, sentence), expected in sentences.items()
     ]
 
 
-def _listed(where: str, given: list[Any]) -> str:
+def _list_for_choice(setting: str, parts: list[Any]) -> str:
     """The error for a list instead of a choice: commas instead of colons, or several names."""
-    if all("=" in str(part) for part in given[1:]):
-        instead = ":".join(map(str, given))
-        return f"{where} expects hyper-parameters after colons: write {where}={instead}."
-    several = ",".join(map(str, given))
+    if all("=" in str(part) for part in parts[1:]):
+        choice = ":".join(map(str, parts))
+        return f"{setting} expects hyper-parameters after colons: write {setting}={choice}."
+    several = ",".join(map(str, parts))
     return (
-        f"{where} expects one name, got {several}; "
-        f"`wima sweep` runs several, with --grid {where}={several}."
+        f"{setting} expects one name, got {several}; "
+        f"`wima sweep` runs several, with --grid {setting}={several}."
     )
 
 
-def as_setting(option: str, value: str | None, known: Iterable[str]) -> str | None:
-    """What to write instead of an option such as --rounds, if it is a setting."""
+def as_setting(option: str, value: str | None, names: Iterable[str]) -> str | None:
+    """What to write instead of an option such as --rounds, if it is one of the settings' names."""
     name = option.lstrip("-").replace("-", "_").lower()
     name = MEANT.get(name, name)
-    if name.partition(".")[0] not in known:
+    if name.partition(".")[0] not in names:
         return None
-    instead = f"{name}=VALUE" if value is None else f"{name}={value}"
-    return f"Settings are given as name=value: write {instead} instead of {option}."
+    setting = f"{name}=VALUE" if value is None else f"{name}={value}"
+    return f"Settings are given as name=value: write {setting} instead of {option}."

@@ -47,6 +47,9 @@ def expected_of(kind: str) -> Expected:
         "schedule": Expected("a class with factor(t, rounds)", object, ("factor",)),
         "measure": Expected("a class derived from wima.Measure", Measure),
         "privacy": Expected("a class derived from wima.Gaussian", Gaussian),
+        "tracker": Expected(
+            "a class with methods start, record and finish", object, ("start", "record", "finish")
+        ),
     }[kind]
 
 
@@ -78,26 +81,26 @@ def find(kind: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Ca
     check(first not in registry, f"{kind} {first!r}: expected key=value, got {rest!r}.")
     if not is_own(name):
         raise unknown(kind, name, registry)
-    found = own_thing(kind, name)
+    thing = own_thing(kind, name)
     if kind == "model":
-        return _model(name, found)
+        return _model(name, thing)
     expected = expected_of(kind)
-    fits = isinstance(found, type) and issubclass(found, expected.base)
-    fits = fits and all(callable(getattr(found, method, None)) for method in expected.methods)
-    check(fits, f"{kind} {name!r} must be {expected.words}, got {_shown(found)}.")
-    return found  # type: ignore[no-any-return]
+    fits = isinstance(thing, type) and issubclass(thing, expected.base)
+    fits = fits and all(callable(getattr(thing, method, None)) for method in expected.methods)
+    check(fits, f"{kind} {name!r} must be {expected.words}, got {thing!r:.80}.")
+    return thing  # type: ignore[no-any-return]
 
 
-def parameters(kind: str, made: Callable[..., Any]) -> list[str]:
+def parameters(kind: str, make: Callable[..., Any]) -> list[str]:
     """The names of the hyper-parameters."""
-    listed = list(signature(made).parameters.values())[2 if kind == "model" else 0 :]
+    listed = list(signature(make).parameters.values())[2 if kind == "model" else 0 :]
     return [p.name for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
-def check_call(name: str, made: Callable[..., Any], /, *given: Any, **options: Any) -> None:
+def check_call(name: str, make: Callable[..., Any], /, *arguments: Any, **options: Any) -> None:
     """Raise `UsageError` unless the function can be called with these arguments."""
     try:
-        signature(made).bind(*given, **options)
+        signature(make).bind(*arguments, **options)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name} cannot be called: {error}.") from None
 
@@ -106,9 +109,8 @@ def own_thing(kind: str, name: str) -> Any:
     """The object that a user's own name refers to."""
     place, _, thing = name.rpartition(":")
     module = _from_file(kind, name) if place.endswith(".py") else _imported(kind, name, place)
-    known = [n for n in vars(module) if not n.startswith("_")]
     if thing not in vars(module):
-        raise unknown(f"name in {place}", thing, known)
+        raise unknown(f"name in {place}", thing, [n for n in vars(module) if not n.startswith("_")])
     return getattr(module, thing)
 
 
@@ -154,19 +156,19 @@ def _imported(kind: str, name: str, module: str, folder: Path | None = None) -> 
         ) from error
 
 
-def _model(name: str, made: Any) -> Callable[..., nn.Module]:
+def _model(name: str, function: Any) -> Callable[..., nn.Module]:
     """A user's function as one of (shape, classes), which it may also ignore."""
     from torch import nn
 
-    needed, options = _arguments(name, made)
+    needed, options = _arguments(name, function)
 
     def make(shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
-        given = (shape, classes) if needed else ()
-        check_call(f"model {name!r}", made, *given, **options)
-        module = made(*given, **options)
+        arguments = (shape, classes) if needed else ()
+        check_call(f"model {name!r}", function, *arguments, **options)
+        module = function(*arguments, **options)
         check(
             isinstance(module, nn.Module),
-            f"model {name!r} must return a torch.nn.Module, got {_shown(module)}.",
+            f"model {name!r} must return a torch.nn.Module, got {module!r:.80}.",
         )
         return module  # type: ignore[no-any-return]
 
@@ -175,12 +177,12 @@ def _model(name: str, made: Any) -> Callable[..., nn.Module]:
     return make
 
 
-def _arguments(name: str, made: Any) -> tuple[list[str], list[Parameter]]:
+def _arguments(name: str, function: Any) -> tuple[list[str], list[Parameter]]:
     """The required arguments of a function that makes a model, and the optional ones."""
     try:
-        listed = signature(made).parameters.values()
+        listed = signature(function).parameters.values()
     except (TypeError, ValueError):
-        raise UsageError(f"model {name!r} must be a function, got {_shown(made)}.") from None
+        raise UsageError(f"model {name!r} must be a function, got {function!r:.80}.") from None
     named = [p for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     needed = [p.name for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
     check(
@@ -191,34 +193,30 @@ def _arguments(name: str, made: Any) -> tuple[list[str], list[Parameter]]:
     return needed, [p.replace(kind=p.KEYWORD_ONLY) for p in named[len(needed) :]]
 
 
-def own_data(name: str, given: dict[str, Any], options: dict[str, Any]) -> Bundle:
-    """The result of a user's function.  given: settings, passed to parameters of the same name.
+def own_data(name: str, settings: dict[str, Any], options: dict[str, Any]) -> Bundle:
+    """The result of a user's function.  settings are passed to parameters of the same name.
 
     A setting that is not None is refused if the function has no such parameter.
     """
     from wima.data.bundle import Bundle
     from wima.data.federated import FederatedData, as_array
 
-    made = own_thing("data", name)
-    check(callable(made), f"data {name!r} must be a function, got {_shown(made)}.")
-    known = parameters("data", made)
+    function = own_thing("data", name)
+    check(callable(function), f"data {name!r} must be a function, got {function!r:.80}.")
+    names = parameters("data", function)
     for option in options:
-        if option not in known:
-            raise unknown(f"option of data {name}", option, known or ["(it has none)"])
+        if option not in names:
+            raise unknown(f"option of data {name}", option, names or ["(it has none)"])
     for setting in ("clients", "alpha", "split"):
-        fits = given[setting] is None or setting in known
+        fits = settings[setting] is None or setting in names
         check(fits, f"{name} has no parameter {setting}, so {setting} cannot be set.")
-    passed = {k: v for k, v in given.items() if v is not None and k in known} | options
-    check_call(f"data {name!r}", made, **passed)
-    bundle = made(**passed)
+    arguments = {k: v for k, v in settings.items() if v is not None and k in names} | options
+    check_call(f"data {name!r}", function, **arguments)
+    bundle = function(**arguments)
     check(
         isinstance(bundle, Bundle) and isinstance(bundle.train, FederatedData),
         f"data {name!r} must return wima.Bundle(train, x_test, y_test, classes), where train is "
-        f"wima.FederatedData, got {_shown(bundle)}.",
+        f"wima.FederatedData, got {bundle!r:.80}.",
     )
     arrays = {field: as_array(getattr(bundle, field), field) for field in ("x_test", "y_test")}
     return bundle._replace(**arrays)  # type: ignore[no-any-return]
-
-
-def _shown(found: Any) -> str:
-    return f"{found!r:.80}"

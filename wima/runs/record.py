@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from math import isfinite, nan
@@ -28,23 +29,31 @@ KEYS = ("clients", "calibration", "finetuned")  # of a record; each has an entry
 
 
 class Extras(NamedTuple):
-    """The newest entry of each kind, and the cumulative bytes."""
+    """The newest entry of each kind, and the cumulative bytes.
+
+    A record has the bytes since the last record that had any: those of its round, unless records
+    were reduced to fewer rounds (see examples/results/reduce.py).
+    """
 
     newest: dict[str, tuple[int, dict[str, Any]]]  # key -> its last round, its entry then
-    sent: array[float]  # bytes to and from clients up to round 1, 2, ..., as far as recorded
+    rounds: array[int]  # of all records
+    sent: array[float]  # bytes to and from clients up to each of these; empty if not recorded
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add the record of the next round."""
+        """Add the next record."""
         t = record["t"]
         kept = (*KEYS, "privacy")
         self.newest.update({key: (t, record[key]) for key in kept if record.get(key)})
-        if "bytes" in record and len(self.sent) == t - 1:
-            now = record["bytes"]["down"] + record["bytes"]["up"]
+        if self.sent or ("bytes" in record and not self.rounds):  # recorded from the start
+            now = sum(record.get("bytes", {}).values())
             self.sent.append(now + (self.sent[-1] if self.sent else 0))
+        self.rounds.append(t)
 
     def until(self, t: int | None) -> int | None:
-        """The bytes of the first t rounds; None if they are not all recorded."""
-        return int(self.sent[t - 1]) if t is not None and t <= len(self.sent) else None
+        """The bytes of the first t rounds; None if they are not recorded."""
+        place = len(self.sent) if t is None else bisect_left(self.rounds, t)
+        is_there = place < len(self.sent) and self.rounds[place] == t
+        return int(self.sent[place]) if is_there else None
 
 
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
@@ -109,7 +118,7 @@ class Curves(NamedTuple):
 
     @classmethod
     def of(cls, records: Iterable[dict[str, Any]]) -> Self:
-        found = cls({}, {}, Extras({}, array("d")))
+        found = cls({}, {}, Extras({}, array("q"), array("d")))
         for record in records:
             found._add(record)
             found.extras.add(record)

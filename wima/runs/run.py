@@ -102,22 +102,25 @@ class Run:
         if self.path is None:
             yield from map(as_line, self.records)
             return
-        file = self.path / RECORDS
-        for number, line in enumerate(lines(file), 1):
+        for number, line in enumerate(lines(self.path / RECORDS), 1):
             try:
                 yield checked(json.loads(line))
             except MALFORMED as error:
-                raise UsageError(
-                    f"{file} is damaged in line {number}: {_reason(error)}. "
-                    f"`wima resume {self.path}` repairs it."
-                ) from None
+                raise self._damaged(f"line {number}: {_reason(error)}") from None
+
+    def _damaged(self, where: str) -> UsageError:
+        file = f"{self.path}/{RECORDS}"
+        return UsageError(f"{file} is damaged in {where}. `wima resume {self.path}` repairs it.")
 
     @property
     def t(self) -> int:
-        """The number of rounds recorded."""
-        if self.path is not None:
-            return sum(1 for _ in lines(self.path / RECORDS))
-        return self.records[-1].t if self.records else 0
+        """The number of completed rounds: that of the last record."""
+        if self.path is None:
+            return self.records[-1].t if self.records else 0
+        try:
+            return int(json.loads(next(last_lines(self.path / RECORDS), b'{"t": 0}'))["t"])
+        except MALFORMED as error:
+            raise self._damaged(f"its last line: {_reason(error)}") from None
 
     @cached_property
     def curves(self) -> Curves:
@@ -183,8 +186,9 @@ class Run:
         """Mean and standard deviation of each model over the last rounds, as in wima's tables."""
         from wima.report.summary import summary_of
 
-        last = last_rounds(self.t)
-        late = (line for line in self.lines() if line["t"] > self.t - last)
+        t = self.t
+        last = last_rounds(t)
+        late = (line for line in self.lines() if line["t"] > t - last)
         return summary_of(Curves.of(late), last, self._metric(metric))
 
     def plot(self, metric: str | None = None, ax: Any = None) -> Any:
@@ -210,7 +214,7 @@ class Run:
         sent to and by clients so far, if recorded.
         """
         sent = self.curves.extras
-        known = bool(sent.sent) and len(sent.sent) == self.t
+        known = bool(sent.sent)
         rows = [
             {"t": r.t, "model": model, **metrics, "lr": r.lr, "seconds": r.seconds}
             | ({"window": r.windows.get(model)} if self.windows else {})

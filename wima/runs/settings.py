@@ -202,12 +202,13 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     @model_validator(mode="before")
     @classmethod
     def _removed(cls, given: Any) -> Any:
-        """Settings that earlier versions had are read if they asked for what is done now."""
+        """Settings of earlier versions name `collective`; only its default is left."""
         if not isinstance(given, dict) or "collective" not in given:
             return given
         check(
             given["collective"] == "gather",
-            "collective was removed: the updates of ranks are always gathered; leave it out.",
+            f"collective={given['collective']} was removed; remove this setting: all ranks send "
+            "their clients' updates to rank 0, as with collective=gather.",
         )
         return {name: value for name, value in given.items() if name != "collective"}
 

@@ -19,7 +19,7 @@ from wima.storage.states import Json, decode, encode, size
 OVERHEAD = 1000
 
 
-class Place(NamedTuple):
+class StoredAt(NamedTuple):
     """Where a client's state is on disk."""
 
     segment: str
@@ -45,8 +45,8 @@ class ClientMemory:
         self._init, self._store, self._budget = init, store, budget
         self._pending: dict[int, State] = {}
         self._states: dict[int, State] = {}  # in memory
-        self._fresh: set[int] = set()  # those in no segment yet
-        self._where: dict[int, Place] = {}
+        self._unsaved: set[int] = set()  # those in no segment yet
+        self._where: dict[int, StoredAt] = {}
         self._written: dict[str, int] = {}  # segment -> number of clients in it, replaced or not
         self._bytes = 0
         self._like: Vector | None = None  # an empty vector with the model's dtype and device
@@ -75,7 +75,7 @@ class ClientMemory:
         for client, state in self._pending.items():
             self._bytes += size(state) - size(self._states.get(client, ()))
             self._states[client] = state
-            self._fresh.add(client)
+            self._unsaved.add(client)
         self._pending.clear()
         if self._store is not None and self._bytes > self._budget:
             self.save(self._store)
@@ -98,8 +98,8 @@ class ClientMemory:
         tensors: dict[str, Tensor] = {}
         about: dict[str, Json] = {}
         taken = 0
-        for i in [*sorted(self._fresh), *self._scattered()]:
-            state = self._states[i] if i in self._fresh else self._stored(i, store)
+        for i in [*sorted(self._unsaved), *self._scattered()]:
+            state = self._states[i] if i in self._unsaved else self._stored(i, store)
             about[str(i)] = encode(state, str(i), tensors, {})
             taken += size(state)
             if taken >= PART:
@@ -107,7 +107,7 @@ class ClientMemory:
                 tensors, about, taken = {}, {}, 0
         if about:
             self._write(store, tensors, about)
-        self._fresh.clear()
+        self._unsaved.clear()
         names = sorted({place.segment for place in self._where.values()})
         for name in self._written.keys() - set(names):  # no current state is left in it
             del self._written[name]
@@ -119,9 +119,9 @@ class ClientMemory:
 
     def _place(self, segment: str, about: dict[str, Json]) -> None:
         """Record what a segment holds; equal structures share one string."""
-        places: dict[Place, Place] = {}
+        places: dict[StoredAt, StoredAt] = {}
         for client, structure in about.items():
-            place = Place(segment, _without_names(structure))
+            place = StoredAt(segment, _without_names(structure))
             self._where[int(client)] = places.setdefault(place, place)
         self._written[segment] = len(about)
 
@@ -129,7 +129,7 @@ class ClientMemory:
         """The clients in segments that are mostly outdated and will be rewritten."""
         live: dict[str, list[int]] = {}
         for client, place in self._where.items():
-            if client not in self._fresh:
+            if client not in self._unsaved:
                 live.setdefault(place.segment, []).append(client)
         few = [name for name in live if 2 * len(live[name]) < self._written[name]]
         return [client for name in few for client in live[name]]

@@ -5,12 +5,12 @@ Its plain twin is in `reference.py`; tests compare the two bit for bit.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from wima.algorithms.base import Local, Visit
+from wima.algorithms.base import Local, State, Visit
 from wima.core.vector import Vector
 from wima.data.batches import Batch, LocalSGD, batches, everything
 from wima.simulation.task import Task
@@ -27,35 +27,33 @@ class Problem(NamedTuple):
     full_gradient: bool = False
     path_gradient: bool = False
     share: float = 1.0  # of its steps, which the client finishes
+    memory: State = ()  # what the client remembers, for `client_finish`; not sent to workers
 
 
-class Solution(NamedTuple):
-    """Where the client's SGD ended (the whole vector), and the requested gradients."""
-
-    end: Vector | None
-    steps: int
-    gradient: Vector | None
-    path_gradient: Vector | None = None
+# The client's visit as algorithms see it, and the rest of the vector (BatchNorm's statistics) where
+# its training ended; empty for most models.
+Solved: TypeAlias = tuple[Visit, Vector]
 
 
-def visit_of(problem: Problem, solution: Solution) -> Visit:
-    """The client's visit as algorithms see it: only the trained part of the vector."""
-    assert problem.local is not None and solution.end is not None
-    start = problem.local.start
-    gradients = solution.gradient, solution.path_gradient
-    end = solution.end[: len(start)]
-    return Visit(start, end, solution.steps, problem.lr, problem.t, *gradients)
-
-
-def fresh_part(visit: Visit, local: Local) -> Vector:
-    """The client's own view of w: its full gradient at w, if it computed one.
-
-    Otherwise its delta minus the contribution of the problem's shift, which is an old direction.
-    """
-    fresh: Vector = visit.delta if visit.gradient is None else visit.gradient
-    if visit.gradient is None and isinstance(local.shift, torch.Tensor):
-        fresh -= local.shift * (visit.lr * visit.steps)
-    return fresh
+def solved(
+    problem: Problem,
+    end: Vector,
+    steps: int,
+    gradient: Vector | None,
+    path_gradient: Vector | None = None,
+) -> Solved:
+    """The visit of a problem.  end: the whole vector where SGD ended, or w without training."""
+    start = problem.w if problem.local is None else problem.local.start
+    visit = Visit(
+        start=start,
+        end=end[: len(start)],
+        steps=steps,
+        lr=problem.lr,
+        t=problem.t,
+        gradient=gradient,
+        path_gradient=path_gradient,
+    )
+    return visit, end[len(start) :]
 
 
 class Solver:
@@ -64,30 +62,31 @@ class Solver:
     def __init__(self, task: Task, sgd: LocalSGD, seed: int) -> None:
         self.task, self.sgd, self.seed = task, sgd, seed
 
-    def solve(self, problem: Problem) -> Solution:
+    def solve(self, problem: Problem) -> Solved:
         """Run the client's visit."""
         gradient = None
         if problem.full_gradient:
             gradient = full_gradient(self.task, self.sgd, self.seed, problem)
         if problem.local is None:
-            return Solution(None, 0, gradient)
+            return solved(problem, problem.w, 0, gradient)
         path = torch.zeros_like(problem.local.start) if problem.path_gradient else None
         end, steps = self._descend(problem, problem.local, path)
-        return Solution(end, steps, gradient, None if path is None else path / steps)
+        return solved(problem, end, steps, gradient, None if path is None else path / steps)
 
     def _descend(self, problem: Problem, local: Local, path: Vector | None) -> tuple[Vector, int]:
         """SGD on the local problem, in place; `path` accumulates the mini-batch gradients."""
         trained = len(local.start)
         space = None if local.anchored else self.task.workspace
-        whole = torch.empty_like(problem.w) if space is None else space.w
-        whole[:trained], whole[trained:] = local.start, problem.w[trained:]
-        y, velocity, k = whole[:trained], torch.zeros((), device=problem.w.device), 0
+        w_full = torch.empty_like(problem.w) if space is None else space.w
+        w_full[:trained], w_full[trained:] = local.start, problem.w[trained:]
+        y, velocity, k = w_full[:trained], torch.zeros((), device=problem.w.device), 0
         plain = space is not None and path is None and self._is_plain(local)
-        visit = (problem.client, self.sgd, self.seed, problem.t, problem.share)
-        for batch in batches(self.task.data, *visit):
+        for batch in batches(
+            self.task.data, problem.client, self.sgd, self.seed, problem.t, problem.share
+        ):
             k += 1
             if space is None:
-                g = self._gradient(whole, local, batch)
+                g = self._gradient(w_full, local, batch)
             elif plain:
                 space.descend(batch, problem.lr, self.sgd.weight_decay)
                 continue
@@ -101,7 +100,7 @@ class Solver:
             if self.sgd.momentum:
                 velocity = g = self.sgd.momentum * velocity + g
             y.sub_(g, alpha=problem.lr)
-        return whole.clone(), k
+        return w_full.clone(), k
 
     def _is_plain(self, local: Local) -> bool:
         """Whether the problem is FedAvg's: SGD on f_i alone."""
@@ -109,13 +108,13 @@ class Solver:
         corrected = local.scale != 1 or local.prox != 0 or shifted
         return not corrected and self.sgd.clip is None and not self.sgd.momentum
 
-    def _gradient(self, whole: Vector, local: Local, batch: Batch) -> Vector:
+    def _gradient(self, w_full: Vector, local: Local, batch: Batch) -> Vector:
         """The mini-batch gradient; if anchored, minus the one at `start` on the same batch."""
         trained, decay = len(local.start), self.sgd.weight_decay
-        g = self.task.gradient(whole, batch)
-        g = torch.add(g, whole[:trained], alpha=decay) if decay else g.clone()
+        g = self.task.gradient(w_full, batch)
+        g = torch.add(g, w_full[:trained], alpha=decay) if decay else g.clone()
         if local.anchored:
-            anchor = torch.cat([local.start, whole[trained:]])
+            anchor = torch.cat([local.start, w_full[trained:]])
             at_start = self.task.gradient(anchor, batch)
             if decay:
                 at_start = torch.add(at_start, local.start, alpha=decay)
@@ -190,10 +189,22 @@ def problem_of(
     fields: dict[str, Any], w: Vector, trained: int | None, vectors: dict[str, Vector]
 ) -> Problem:
     """The inverse of `fields_of` and `vectors_of`."""
-    local, given = None, fields["local"]
-    if given is not None:
-        start = vectors["start"] if given["start"] == "vector" else w[:trained]
-        shift = vectors["shift"] if given["shift"] == "vector" else given["shift"]
-        local = Local(start, given["scale"], given["prox"], shift, given["anchored"])
-    wanted = fields["full_gradient"], fields["path_gradient"], fields["share"]
-    return Problem(fields["t"], fields["client"], fields["lr"], w, local, *wanted)
+    local, values = None, fields["local"]
+    if values is not None:
+        local = Local(
+            start=vectors["start"] if values["start"] == "vector" else w[:trained],
+            scale=values["scale"],
+            prox=values["prox"],
+            shift=vectors["shift"] if values["shift"] == "vector" else values["shift"],
+            anchored=values["anchored"],
+        )
+    return Problem(
+        t=fields["t"],
+        client=fields["client"],
+        lr=fields["lr"],
+        w=w,
+        local=local,
+        full_gradient=fields["full_gradient"],
+        path_gradient=fields["path_gradient"],
+        share=fields["share"],
+    )

@@ -11,17 +11,15 @@ import torch
 from wima.algorithms.base import Local, State, Visit
 from wima.core.vector import Vector
 from wima.data.batches import batches
-from wima.simulation.engines.base import Engine, RoundState, RunningMean, Setup, located, untouched
+from wima.simulation.engines.base import RoundState, RunningMean, located, untouched
 from wima.simulation.local import Problem, full_gradient
+from wima.simulation.round import Engine
 
 
 class Reference(Engine):
     """Runs rounds one client at a time, as the formulas read."""
 
     name = "reference"
-
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         algorithm, data = self.setup.algorithm, self.setup.task.data

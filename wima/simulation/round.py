@@ -1,176 +1,304 @@
-"""The round of the fast engines: hooks run here, and a pool solves the local problems."""
+"""The round of the engines: problems, the clients' visits, their means, the server's step.
+
+    problems = [algorithm.local(w, server, client_i) for i in cohort]
+    visits   = engine.solve(problems)                          # the only thing an engine must do
+    means    = [visit.delta and what client_finish sends, averaged over the cohort]
+    w        = w - ServerOpt(algorithm.server_update(w, *means))
+
+Its plain twin is in `reference.py`; tests compare the two bit for bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
-from wima.algorithms.base import Algorithm, State
+from wima.algorithms.base import Algorithm, Extra, Local, State, Visit
 from wima.core.errors import RunError
 from wima.core.vector import Vector
-from wima.simulation.engines.base import Engine, RoundState, Setup, located
-from wima.simulation.local import Problem, Solution, Solver, fresh_part, visit_of
-from wima.simulation.measures.job import EvaluationJob as Exam
-from wima.simulation.server import Means, Updates, observed, step
+from wima.simulation.engines.base import RoundState, RunningMean, Setup, located
+from wima.simulation.local import Problem, Solved, Solver
+from wima.simulation.measures.job import EvaluationJob
 
 
-class Pool:
-    """Solves local problems.  The flags say what else a pool can do."""
+class Engine:
+    """Runs rounds and evaluates models.  An engine must only `solve`; all else has a default."""
 
-    runs_ahead = False  # `begin` starts on the problems of the next `solve`
-    can_average = False  # `mean_delta` returns only the mean of the deltas
-    can_examine = False
+    name: str
+    why = ""  # the reason why `auto` chose it
+    runs_ahead = False  # whether `prefetch` does anything
+    helps = False  # whether another process runs the rounds, see `serve`
 
-    def begin(self, problems: list[Problem]) -> None:
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._begun: list[Problem] = []  # the first problems of a round to come
+        hooks, mine = ("client_init", "client_finish"), type(setup.algorithm)
+        # Clients without memory that send only their delta all have the same problem.
+        self._alike = all(getattr(mine, hook) is getattr(Algorithm, hook) for hook in hooks)
+
+    @cached_property
+    def solver(self) -> Solver:
+        """Solves problems in this process."""
+        return Solver(self.setup.task, self.setup.sgd, self.setup.seed)
+
+    def solve_here(self, problem: Problem) -> Solved:
+        """Solve a problem in this process; errors name the round and the client."""
+        with located(problem.t, "local training", problem.client):
+            return self.solver.solve(problem)
+
+    def solve(self, problems: list[Problem]) -> Iterable[Solved]:
+        """The clients' visits, in the order of the problems."""
         raise NotImplementedError
 
-    def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
-        """Each problem with its solution, in order."""
-        raise NotImplementedError
+    def prefetch(self, problems: list[Problem]) -> None:
+        """Start on the problems that `solve` will be given next."""
 
-    def mean_delta(self, problems: list[Problem], weights: list[float]) -> Vector:
-        raise NotImplementedError
+    def mean_delta(self, problems: list[Problem]) -> Vector | None:
+        """The weighted mean of the deltas, if it costs less than all visits; None: it does not."""
+        return None
 
-    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
-        raise NotImplementedError
+    def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
+        """The answers of all pieces, in order."""
+        return [evaluation.answer(self.solver, piece, models) for piece in evaluation.pieces]
+
+    def serve(self) -> bool:
+        """Work for the process that runs the rounds until the run ends; False in that process."""
+        return False
 
     def close(self) -> None:
         """Stop the workers, if any."""
 
-
-class Opening(NamedTuple):
-    """The first problems of a round, which depend on no other solutions."""
-
-    t: int
-    w: Vector
-    problems: list[Problem]
-
-
-class Pooled(Engine):
-    """An engine made of a pool: the formulas of `Reference`, with any pool."""
-
-    def __init__(self, name: str, setup: Setup, pool: Pool) -> None:
-        self.name, self.setup, self.pool = name, setup, pool
-        self.runs_ahead = pool.runs_ahead
-        self._begun: Opening | None = None
-        hooks, mine = ("client_init", "client_finish"), type(setup.algorithm)
-        # Clients without memory that send only their delta all have the same problem.
-        self._alike = all(getattr(mine, hook) is getattr(Algorithm, hook) for hook in hooks)
-        self._mean_suffices = self._alike and pool.can_average and not setup.faults.exclude
-        self._mean_suffices = self._mean_suffices and setup.privacy is None
-
-    def close(self) -> None:
-        self.pool.close()
-
-    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
-        examine = self.pool.examine if self.pool.can_examine else super().examine
-        return examine(exam, models)
-
     def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
+        """Start on the next round, which `round` will request: workers need not wait for it."""
         try:
-            self._begun = self._opening(state, t, cohort, lr)
+            self._begun = self._first_problems(state, t, cohort, lr)
         except RunError:  # the round itself will report it
             return
-        self.pool.begin(self._begun.problems)
+        self.prefetch(self._begun)
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
-        begun, self._begun = self._begun, None
-        if begun is None or begun.t != t or begun.w is not state.w:
-            begun = self._opening(state, t, cohort, lr)
-        server, problems, gradient = state.server, begun.problems, None
-        if self.setup.algorithm.full_gradient == "cohort":
-            server, usable, gradient = self._observe(server, t, problems)
+        """The state after round t."""
+        setup, server = self.setup, state.server
+        w = state.w[: setup.trained]
+        rest = state.w[len(w) :]  # BatchNorm's statistics: no algorithm sees them
+
+        # Each client of the cohort gets a problem.  It depends only on the state before the round,
+        # so workers may have begun on it while the models of the last round were evaluated.
+        problems, self._begun = self._begun, []
+        if not problems or problems[0].t != t or problems[0].w is not state.w:
+            problems = self._first_problems(state, t, cohort, lr)
+
+        # MIME's server needs the cohort's mean full gradient at w before the clients train.
+        # A client whose gradient is not usable takes no further part in the round.
+        gradient = None
+        if setup.algorithm.full_gradient == "cohort":
+            mean, usable = RunningMean(), []
+            for problem, (visit, _) in self._visits(problems):
+                if setup.usable(visit.gradient):
+                    usable.append(problem.client)
+                    mean.add(visit.gradient, setup.weight(problem.client))
+            gradient = mean.value
+            server = observed(setup, server, t, gradient)
             problems = self._problems(state, server, t, usable, lr)
-        means, counted = self._train(state, server, t, problems)
-        if means is not None:
+
+        # The engine solves the problems, in this process or elsewhere.  The clients' own hook and
+        # the sums run here, in the order of the cohort, so that every engine gives the same bytes.
+        included = [problem.client for problem in problems]
+        means = self._mean_alone(problems)
+        if means is None:
+            updates, included = Updates(setup, state), []
+            for problem, (visit, end_rest) in self._visits(problems):
+                if not setup.usable(visit, end_rest):
+                    continue
+                i, delta = problem.client, visit.delta
+                with located(t, "client_finish", i):
+                    extra, memory = setup.algorithm.client_finish(visit, server, problem.memory)
+                moved = rest - end_rest if len(rest) else None
+                if not setup.usable(delta, moved, extra, memory):
+                    continue
+                included.append(i)
+                state.memory.write(i, memory)  # takes effect when the round has succeeded
+                fresh = fresh_part(visit, problem.local) if setup.fresh else None
+                updates.add(setup.weight(i), delta, extra, moved, fresh)
+            means = updates.means(setup, t)
+
+        # The server steps with the means.  Without any usable update, the model stays as it is.
+        if means is None:
+            state = state._replace(fresh=None)
+        else:
             if gradient is not None:
                 means = means._replace(fresh=gradient)
-            state = step(self.setup, state, server, means, t)
-        else:
-            state = state._replace(fresh=None)
-        return state._replace(excluded=tuple(i for i in cohort if i not in counted))
+            state = step(setup, state, server, means, t)
+        return state._replace(excluded=tuple(i for i in cohort if i not in included))
 
-    def _opening(self, state: RoundState, t: int, cohort: list[int], lr: float) -> Opening:
+    def _first_problems(
+        self, state: RoundState, t: int, cohort: list[int], lr: float
+    ) -> list[Problem]:
         """MIME's rounds begin with full gradients at w, all others with training."""
-        if self.setup.algorithm.full_gradient == "cohort":
-            problems = [Problem(t, i, lr, state.w, None, full_gradient=True) for i in cohort]
-        else:
-            problems = self._problems(state, state.server, t, cohort, lr)
-        return Opening(t, state.w, problems)
-
-    def _observe(
-        self, server: State, t: int, problems: list[Problem]
-    ) -> tuple[State, list[int], Vector | None]:
-        """Phase A of MIME: the server's state, the clients with usable gradients, their mean."""
-        usable = []
-
-        def gradients() -> Iterator[tuple[float, Vector]]:
-            for problem, solution in self.pool.solve(problems):
-                assert solution.gradient is not None
-                if self.setup.usable(solution.gradient):
-                    usable.append(problem.client)
-                    yield self.setup.weight(problem.client), solution.gradient
-
-        server, gradient = observed(self.setup, server, t, gradients())
-        return server, usable, gradient
+        if self.setup.algorithm.full_gradient != "cohort":
+            return self._problems(state, state.server, t, cohort, lr)
+        return [
+            Problem(t=t, client=i, lr=lr, w=state.w, local=None, full_gradient=True) for i in cohort
+        ]
 
     def _problems(
         self, state: RoundState, server: State, t: int, cohort: list[int], lr: float
     ) -> list[Problem]:
-        algorithm, w = self.setup.algorithm, state.w[: self.setup.trained]
-        own, problems, local = algorithm.full_gradient == "own", [], None
+        setup, algorithm, w = self.setup, self.setup.algorithm, state.w[: self.setup.trained]
+        problems, local, memory = [], None, ()
         for i in cohort:
             if local is None or not self._alike:
                 with located(t, "local", i):
-                    local = algorithm.local(w, server, state.memory.read(i, w))
-            share = self.setup.faults.share(self.setup.seed, t, i)
-            problems.append(Problem(t, i, lr, state.w, local, own, algorithm.path_gradient, share))
+                    memory = state.memory.read(i, w)
+                    local = algorithm.local(w, server, memory)
+            problem = Problem(
+                t=t,
+                client=i,
+                lr=lr,
+                w=state.w,
+                local=local,
+                full_gradient=algorithm.full_gradient == "own",
+                path_gradient=algorithm.path_gradient,
+                share=setup.faults.share(setup.seed, t, i),
+                memory=memory,
+            )
+            problems.append(problem)
         return problems
 
-    def _train(
-        self, state: RoundState, server: State, t: int, problems: list[Problem]
-    ) -> tuple[Means | None, list[int]]:
-        """The means over the clients' visits, and the clients included in them."""
+    def _visits(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solved]]:
+        return zip(problems, self.solve(problems) if problems else (), strict=True)
+
+    def _mean_alone(self, problems: list[Problem]) -> Means | None:
+        """The means, if the engine can compute them without visits and nothing else is needed."""
         setup = self.setup
-        if self._mean_suffices and problems and not (setup.fresh and _shifted(problems[0])):
-            clients = [problem.client for problem in problems]
-            mean = self.pool.mean_delta(problems, [setup.weight(i) for i in clients])
-            return Means(mean, None, None, len(clients), mean), clients
-        w = state.w[: setup.trained]
-        rest, updates, counted = state.w[len(w) :], Updates(setup, state), []
-        for problem, solution in self.pool.solve(problems) if problems else ():
-            assert solution.end is not None
-            if not setup.usable(solution):
-                continue
-            i, visit = problem.client, visit_of(problem, solution)
-            with located(problem.t, "client_finish", i):
-                memory = state.memory.read(i, w)
-                extra, memory = setup.algorithm.client_finish(visit, server, memory)
-            delta, moved = visit.delta, rest - solution.end[len(w) :] if len(rest) else None
-            if not setup.usable(delta, moved, extra, memory):
-                continue
-            counted.append(i)
-            state.memory.write(i, memory)
-            assert problem.local is not None
-            fresh = fresh_part(visit, problem.local) if setup.fresh else None
-            updates.add(setup.weight(i), delta, extra, moved, fresh)
-        return updates.means(setup, t), counted
+        if not problems or not self._alike or setup.faults.exclude or setup.privacy is not None:
+            return None
+        if setup.fresh and _shift(problems[0].local) is not None:
+            return None
+        delta = self.mean_delta(problems)
+        if delta is None:
+            return None
+        return Means(delta=delta, extra=None, rest=None, clients=len(problems), fresh=delta)
 
 
-def _shifted(problem: Problem) -> bool:
-    return problem.local is not None and isinstance(problem.local.shift, torch.Tensor)
+class Serial(Engine):
+    """Solves problems in this process, one after another."""
+
+    name = "serial"
+
+    def solve(self, problems: list[Problem]) -> Iterator[Solved]:
+        return map(self.solve_here, problems)
 
 
-class Serial(Pool):
-    """The pool that solves problems in this process."""
+def fresh_part(visit: Visit, local: Local | None) -> Vector:
+    """The client's own view of w: its full gradient at w, if it computed one.
 
-    def __init__(self, solver: Solver) -> None:
-        self._solver = solver
+    Otherwise its delta minus the contribution of the problem's shift, which is an old direction.
+    """
+    if visit.gradient is not None:
+        return visit.gradient  # type: ignore[no-any-return]
+    fresh, shift = visit.delta, _shift(local)
+    return fresh if shift is None else fresh.sub_(shift * (visit.lr * visit.steps))
 
-    def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
-        for problem in problems:
-            with located(problem.t, "local training", problem.client):
-                solution = self._solver.solve(problem)
-            yield problem, solution
+
+def _shift(local: Local | None) -> Vector | None:
+    """The problem's shift; None if it has none or a number."""
+    return local.shift if local is not None and isinstance(local.shift, torch.Tensor) else None
+
+
+class Means(NamedTuple):
+    """What the server learns in a round."""
+
+    delta: Vector
+    extra: Extra  # None if clients sent only deltas
+    rest: Vector | None  # start - end of the rest of w; None if there is no rest
+    clients: int
+    fresh: Vector | None = None  # see `RoundState`; None if not requested
+    clip: float | None = None  # see `RoundState`
+
+
+class Updates:
+    """The clients' updates, summed in the order of the cohort."""
+
+    def __init__(self, setup: Setup, state: RoundState) -> None:
+        self._private = setup.private_sum(state)
+        self._uniform = setup.algorithm.extra_mean == "uniform"
+        self._delta, self._extra, self._rest = RunningMean(), RunningMean(), RunningMean()
+        self._fresh, self._clients = RunningMean() if setup.fresh else None, 0
+
+    def add(
+        self,
+        weight: float,
+        delta: Vector,
+        extra: Vector | None,
+        rest: Vector | None = None,
+        fresh: Vector | None = None,
+    ) -> None:
+        """Add a client's update.  fresh: see `fresh_part`; its delta by default."""
+        self._clients += 1
+        if self._private is not None:  # then clients send only deltas
+            self._private.add(delta)
+            return
+        self._delta.add(delta, weight)
+        if self._fresh is not None:
+            self._fresh.add(delta if fresh is None else fresh, weight)
+        if extra is not None:
+            self._extra.add(extra, 1.0 if self._uniform else weight)
+        if rest is not None:
+            self._rest.add(rest, weight)
+
+    def means(self, setup: Setup, t: int) -> Means | None:
+        """None if no client sent anything; privacy conceals this case."""
+        if self._private is not None:
+            mean, clip = self._private.release(setup.seed, t)
+            return Means(
+                delta=mean,
+                extra=None,
+                rest=None,
+                clients=setup.cohort,
+                fresh=mean if setup.fresh else None,
+                clip=clip,
+            )
+        delta = self._delta.value
+        if delta is None:
+            return None
+        return Means(
+            delta=delta,
+            extra=self._extra.value,
+            rest=self._rest.value,
+            clients=self._clients,
+            fresh=self._fresh.value if self._fresh else None,
+        )
+
+
+def observed(setup: Setup, server: State, t: int, gradient: Vector | None) -> State:
+    """MIME's server after it observed the cohort's mean full gradient, if there is one."""
+    if gradient is None:
+        return server
+    with located(t, "observe"):
+        return setup.algorithm.observe(gradient, server)
+
+
+def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -> RoundState:
+    """The state after the round: w - ServerOpt(pseudo-gradient); the rest of w as in FedAvg."""
+    w = state.w[: setup.trained]
+    rest = state.w[len(w) :]
+    fraction = means.clients / setup.task.data.num_clients
+    with located(t, "server_update"):
+        gradient, server = setup.algorithm.server_update(
+            w, means.delta, means.extra, server, fraction
+        )
+    change, opt = setup.server_opt.update(gradient, state.opt)
+    if means.rest is not None:
+        rest = rest - means.rest
+    return RoundState(
+        w=torch.cat([w - change, rest]),
+        server=server,
+        opt=opt,
+        memory=state.memory,
+        fresh=means.fresh,
+        clip=means.clip,
+    )

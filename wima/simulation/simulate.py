@@ -178,7 +178,7 @@ class Simulation:
         # While workers evaluate, those that have finished start on the next round.
         if self.measures.due(t + 1):
             self._begin(t + 1)
-        entries = self.measures.after(t + 1, self._engine.examine, self.vectors)
+        entries = self.measures.after(t + 1, self._engine.evaluate, self.vectors)
         self.t, self.between_rounds = t + 1, True
         sent = self._visit_bytes
         return Record(

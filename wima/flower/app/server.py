@@ -43,8 +43,8 @@ from wima.runs.build import build_task
 from wima.runs.folder import check_free
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
-from wima.simulation.engines.base import Engine, RoundState, Setup
-from wima.simulation.server import Updates, observed, step
+from wima.simulation.engines.base import RoundState, RunningMean, Setup
+from wima.simulation.round import Engine, Updates, observed, step
 from wima.simulation.simulate import check_server_rule
 
 log = logging.getLogger(__name__)
@@ -223,8 +223,11 @@ class Federation(Strategy, Engine):
         now, trained = self._now, len(self._trained())
         replies = self._ask(self._messages(GRADIENT, arrays, config, ()))
         updates = self._updates(replies, {"gradient": trained})
-        gradients = ((self._weight(i, u), u.vectors["gradient"]) for i, u in updates.items())
-        server, self._gradient = observed(self.setup, now.server, now.t, gradients)
+        mean = RunningMean()
+        for i, update in updates.items():
+            mean.add(update.vectors["gradient"], self._weight(i, update))
+        self._gradient = mean.value
+        server = observed(self.setup, now.server, now.t, self._gradient)
         self._now = now._replace(server=server, nodes={i: now.nodes[i] for i in updates})
 
     def configure_train(

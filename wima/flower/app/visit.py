@@ -29,7 +29,7 @@ from wima.flower.arrays import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
 from wima.runs.identity import own_names
 from wima.runs.settings import Choice, Settings, make_settings
-from wima.simulation.local import Problem, Solver, visit_of
+from wima.simulation.local import Problem, Solver
 from wima.simulation.task import Task
 from wima.storage.segments import Segments
 from wima.storage.states import decode, encode
@@ -86,10 +86,7 @@ def visit(content: RecordDict, context: Context, client: int) -> RecordDict:
         local = algorithm.local(trained, server, before)
         own, path = algorithm.full_gradient == "own", algorithm.path_gradient
         address = (call.t, call.client, call.lr, call.w)
-        problem = Problem(*address, local, own, path, call.share)
-        solution = call.solver.solve(problem)
-        assert solution.end is not None
-        done, rest = visit_of(problem, solution), solution.end[len(trained) :]
+        done, rest = call.solver.solve(Problem(*address, local, own, path, call.share))
         extra, after = algorithm.client_finish(done, server, before)
     memory.write({call.counted: before, call.t: after})
     update = {"delta": done.delta}
@@ -103,9 +100,8 @@ def full_gradient(content: RecordDict, context: Context, client: int) -> RecordD
     call = _read(content, context, client)
     problem = Problem(call.t, call.client, call.lr, call.w, None, full_gradient=True)
     with one_thread():
-        solution = call.solver.solve(problem)
-    assert solution.gradient is not None
-    return _answer({"gradient": solution.gradient}, call)
+        done, _ = call.solver.solve(problem)
+    return _answer({"gradient": done.gradient}, call)
 
 
 def _answer(update: dict[str, Vector], call: Call) -> RecordDict:

@@ -1,9 +1,9 @@
 """Engines run rounds: `reference` as simply as possible, `serial` in this process, `processes` in
 several, `batched` with all clients at once; `auto` picks the fastest of the last three.
-`distributed` runs rounds in the processes that torchrun or srun started.
+`distributed` runs rounds in the processes that torchrun started.
 """
 
 from __future__ import annotations
 
 NAMES = ("auto", "reference", "serial", "processes", "batched", "distributed")
-EXACT = ("reference", "serial", "processes", "distributed")  # same bytes, except with `reduce`
+EXACT = ("reference", "serial", "processes", "distributed")  # same bytes

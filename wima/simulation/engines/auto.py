@@ -15,7 +15,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from time import perf_counter as clock
@@ -30,12 +30,11 @@ from wima.core.vector import Vector, one_thread
 from wima.core.version import __version__
 from wima.data.cache import cache
 from wima.simulation.engines import NAMES
-from wima.simulation.engines.base import Engine, Setup, first_state
+from wima.simulation.engines.base import Setup, first_state
 from wima.simulation.engines.processes import Processes
-from wima.simulation.local import Solver
 from wima.simulation.options import RunOptions
 from wima.simulation.reference import Reference
-from wima.simulation.round import Pooled, Serial
+from wima.simulation.round import Engine, Serial
 from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
@@ -73,31 +72,37 @@ class Chosen(NamedTuple):
 
 def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) -> Chosen:
     """The fastest engine for this number of rounds; several: processes are allowed."""
-    steps = typical_steps(setup)
+    sgd, mean = setup.sgd, setup.task.data.num_examples / setup.task.data.num_clients
+    size = mean if sgd.batch_size == "full" else sgd.batch_size
+    steps = sgd.steps or max(1, ceil(sgd.epochs * mean / size))  # of a client of average size
     if setup.task.workspace is None:
         return Chosen("serial", "the only one for a task made of functions")
     if rounds * cohort * steps < SHORT:
         return Chosen("serial", f"fewer than {SHORT:,} client steps, not worth a trial")
     key, begin = fingerprint(setup, cohort, steps, several), clock()
     known = recall(key)
-    trials = Trials(make, setup, cohort, steps, rounds, several, known)
+    trials = Trials(
+        make=make,
+        setup=setup,
+        cohort=cohort,
+        steps=steps,
+        full_gradient=mean / size if setup.algorithm.full_gradient != "none" else 0.0,
+        rounds=rounds,
+        several=several,
+        costs=dict(known),
+    )
     try:
         trials.run()
     except RunError:
         return Chosen("serial", "a trial failed")  # the run itself will report what is wrong
     if trials.costs != known:
         remember(key, trials.costs)
-    return _best(trials.costs, rounds, clock() - begin if trials.made else None)
-
-
-def _best(costs: Costs, rounds: int, seconds: float | None) -> Chosen:
-    """seconds: of trials, if there were any."""
-    totals = {name: cost.total(rounds) for name, cost in costs.items() if cost is not None}
-    shown = ", ".join(f"{name} {_in_words(total)}" for name, total in totals.items())
-    origin = "measured before" if seconds is None else f"trials took {_in_words(seconds)}"
-    postponed = ", ".join(name for name, cost in costs.items() if cost is None)
+    totals = {name: cost.total(rounds) for name, cost in trials.costs.items() if cost is not None}
+    estimates = ", ".join(f"{name} {_in_words(total)}" for name, total in totals.items())
+    took = f"trials took {_in_words(clock() - begin)}" if trials.seconds else "measured before"
+    postponed = ", ".join(name for name, cost in trials.costs.items() if cost is None)
     untried = f"; no time to try {postponed}" if postponed else ""
-    why = f"estimated time to train: {shown} ({origin}{untried})"
+    why = f"estimated time to train: {estimates} ({took}{untried})"
     return Chosen(min(totals, key=totals.__getitem__), why)
 
 
@@ -108,67 +113,56 @@ def _in_words(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def typical_steps(setup: Setup) -> int:
-    """The steps of a client of average size."""
-    sgd, mean = setup.sgd, _mean_size(setup)
-    size = mean if sgd.batch_size == "full" else sgd.batch_size
-    return sgd.steps or max(1, ceil(sgd.epochs * mean / size))
-
-
-def _mean_size(setup: Setup) -> float:
-    return setup.task.data.num_examples / setup.task.data.num_clients
-
-
+@dataclass(kw_only=True)
 class Trials:
     """Trial rounds with each engine that may be the fastest, until their time is used up."""
 
-    def __init__(
-        self,
-        make: Make,
-        setup: Setup,
-        cohort: int,
-        steps: int,
-        rounds: int,
-        several: bool,
-        known: Costs,
-    ) -> None:
-        self._make, self._setup, self._several = make, setup, several
-        self._cohort, self._steps, self._rounds = cohort, steps, rounds
-        size = setup.sgd.batch_size
-        full = setup.algorithm.full_gradient != "none"
-        self._extra = (1.0 if size == "full" else _mean_size(setup) / size) if full else 0.0
-        self._begin, self.costs = clock(), dict(known)
-        self.made: dict[str, float] = {}  # the seconds of each engine's last trial
+    make: Make
+    setup: Setup
+    cohort: int
+    steps: int  # of a visit
+    full_gradient: float  # the steps that a visit's full gradient counts as: an epoch, or none
+    rounds: int
+    several: bool
+    costs: Costs  # of the run's rounds
+    begin: float = field(default_factory=lambda: clock())
+    seconds: dict[str, float] = field(default_factory=dict)  # of each engine's last trial
 
     def run(self) -> None:
         """Complete `costs` as far as time allows."""
         postponed = [name for name, cost in self.costs.items() if cost is None]
-        fresh = not self.costs
-        if fresh:
+        first = not self.costs
+        if first:
             self._measure("serial", 1, 1)  # shows what a step costs, and thus the run
             self._try("serial")
             postponed = self._candidates()
             self.costs |= dict.fromkeys(postponed)
         tried = [name for name in postponed if self._try(name)]
         # Repeat all of them, so that a busy moment does not decide.
-        for name in [*(["serial"] if fresh and tried else []), *tried]:
+        for name in [*(["serial"] if first and tried else []), *tried]:
             self._try(name, again=True)
 
     def _candidates(self) -> list[str]:
         """The engines besides `serial` that may be the fastest."""
-        space, found = self._setup.task.workspace, []
+        space, candidates = self.setup.task.workspace, []
         # `batched` draws dropout masks for all clients at once, so they differ from other engines'.
         if self._step() < SLOW_STEP and space is not None and not space.random:
-            found.append("batched")
-        if self._several and self._serial().round > SHORT_ROUND:
-            found.append("processes")
-        return found
+            candidates.append("batched")
+        if self.several and self._serial_round() > SHORT_ROUND:
+            candidates.append("processes")
+        return candidates
 
     def _try(self, name: str, again: bool = False) -> bool:
         """Run a trial of the usual size if there is time; return whether the engine can be used."""
-        clients, steps = self._size()
-        seconds = self.made[name] if again else self._expected(name, clients, steps)
-        if clock() + seconds > self._limit():
+        # If steps are slow, a few of them are enough for a trial.
+        clients, steps = self.cohort, min(self.steps, PROBE)
+        if clients * (steps + self.full_gradient) * self._step() >= TRIAL:
+            clients = min(clients, 2 * cores())
+            steps = max(1, min(steps, int(TRIAL / (clients * self._step()))))
+        expected = 2 * clients * (steps + self.full_gradient) * self._step()  # two rounds
+        if name == "processes":
+            expected = START + expected / min(cores(), self.cohort)
+        if clock() + (self.seconds[name] if again else expected) > self._limit():
             return False
         before = self.costs.get(name) if again else None
         try:
@@ -181,44 +175,28 @@ class Trials:
             self.costs[name] = Cost(*map(min, zip(before, now, strict=True)))
         return True
 
-    def _expected(self, name: str, clients: int, steps: int) -> float:
-        """The expected seconds of two trial rounds."""
-        serial = 2 * clients * self._work(steps) * self._step()
-        return START + serial / min(cores(), self._cohort) if name == "processes" else serial
-
     def _measure(self, name: str, clients: int, steps: int) -> None:
         """Run trial rounds; convert their time to the clients and steps of the run."""
-        probe, begin = self._setup._replace(sgd=replace(self._setup.sgd, steps=steps)), clock()
-        cost = measure(self._make, name, probe, clients, self._limit())
-        self.made[name] = clock() - begin
-        scale = self._cohort * self._work(self._steps) / (clients * self._work(steps))
+        probe, begin = self.setup._replace(sgd=replace(self.setup.sgd, steps=steps)), clock()
+        cost = measure(self.make, name, probe, clients, self._limit())
+        self.seconds[name] = clock() - begin
+        run = self.cohort * (self.steps + self.full_gradient)
+        scale = run / (clients * (steps + self.full_gradient))
         self.costs[name] = Cost(cost.startup, scale * cost.round)
 
-    def _size(self) -> tuple[int, int]:
-        """The clients and steps of a trial round; if steps are slow, a few are enough."""
-        steps = min(self._steps, PROBE)
-        if self._cohort * self._work(steps) * self._step() < TRIAL:
-            return self._cohort, steps
-        clients = min(self._cohort, 2 * cores())
-        return clients, max(1, min(steps, int(TRIAL / (clients * self._step()))))
-
-    def _work(self, steps: int) -> float:
-        """The work of a visit in steps; a full gradient counts as one epoch."""
-        return steps + self._extra
-
-    def _serial(self) -> Cost:
+    def _serial_round(self) -> float:
         cost = self.costs["serial"]
         assert cost is not None
-        return cost
+        return cost.round
 
     def _step(self) -> float:
         """The seconds per step."""
-        return self._serial().round / (self._cohort * self._work(self._steps))
+        return self._serial_round() / (self.cohort * (self.steps + self.full_gradient))
 
     def _limit(self) -> float:
         """When the trials must end, judging by the fastest engine so far."""
-        totals = [cost.total(self._rounds) for cost in self.costs.values() if cost is not None]
-        return self._begin + max(LEAST, SHARE * min(totals, default=0.0))
+        totals = [cost.total(self.rounds) for cost in self.costs.values() if cost is not None]
+        return self.begin + max(LEAST, SHARE * min(totals, default=0.0))
 
 
 def measure(make: Make, name: str, probe: Setup, clients: int, limit: float) -> Cost:
@@ -294,20 +272,17 @@ def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -
         if name == "reference":
             return Reference(setup)
         if name == "serial":
-            return Pooled(name, setup, Serial(Solver(setup.task, setup.sgd, setup.seed)))
+            return Serial(setup)
         if name == "processes":
-            count = workers or min(cores(), cohort)
-            return Pooled(name, setup, Processes(setup, w, count, models))
+            return Processes(setup, w, workers or min(cores(), cohort), models)
         if name == "batched":
-            from wima.simulation.engines.batched import (
-                Batched,  # imported here because workers do not need it
-            )
+            from wima.simulation.engines.batched import Batched  # torch.func is slow to import
 
-            return Pooled(name, setup, Batched(setup, w))
+            return Batched(setup, w)
         if name == "distributed":
-            from wima.simulation.engines.ranks import distributed  # imported only if needed
+            from wima.simulation.engines.ranks import distributed  # so is torch.distributed
 
-            return distributed(setup, w, "gather")
+            return distributed(setup, w)
         raise unknown("engine", name, NAMES)
 
     if options.engine != "auto":

@@ -1,10 +1,10 @@
-"""Shared by all engines: the setup of a run, its state between rounds, the location of errors."""
+"""Shared by all engines: the setup of a run, its state between rounds, means, error locations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,13 +15,9 @@ from wima.core.vector import Vector, vectors
 from wima.data.batches import LocalSGD
 from wima.simulation.clients import ClientMemory
 from wima.simulation.faults import Faults
-from wima.simulation.local import Solver
 from wima.simulation.options import Weighting
 from wima.simulation.privacy import Gaussian, PrivateSum
 from wima.simulation.task import Task
-
-if TYPE_CHECKING:
-    from wima.simulation.measures.job import EvaluationJob as Exam
 
 
 class Setup(NamedTuple):
@@ -70,35 +66,6 @@ class RoundState(NamedTuple):
     clip: float | None = None  # of the next round, with differential privacy
 
 
-class Engine:
-    """Runs rounds and evaluates models."""
-
-    name: str
-    setup: Setup
-    why = ""  # the reason why `auto` chose it
-    runs_ahead = False  # whether `begin` does anything
-    helps = False  # whether another process runs the rounds, see `serve`
-
-    def begin(self, state: RoundState, t: int, cohort: list[int], lr: float) -> None:
-        """Start on the next round, which `round` will request."""
-
-    def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
-        """The state after round t."""
-        raise NotImplementedError
-
-    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
-        """The answers of all pieces, in order."""
-        solver = Solver(self.setup.task, self.setup.sgd, self.setup.seed)
-        return [exam.answer(solver, piece, models) for piece in exam.pieces]
-
-    def serve(self) -> bool:
-        """Work for the process that runs the rounds until the run ends; False in that process."""
-        return False
-
-    def close(self) -> None:
-        """Stop the workers, if any."""
-
-
 def first_state(setup: Setup, **storage: Any) -> RoundState:
     """The state before round 0; storage: where clients' memory is kept, see `ClientMemory`."""
     w = setup.task.init(setup.seed)
@@ -107,7 +74,9 @@ def first_state(setup: Setup, **storage: Any) -> RoundState:
     with located(0, "init"), untouched(w):
         server = setup.algorithm.init(trained)
     clip = setup.privacy.clip if setup.privacy else None
-    return RoundState(w, server, setup.server_opt.init(trained), memory, clip=clip)
+    return RoundState(
+        w=w, server=server, opt=setup.server_opt.init(trained), memory=memory, clip=clip
+    )
 
 
 def is_finite(vector: Vector) -> bool:

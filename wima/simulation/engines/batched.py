@@ -24,8 +24,8 @@ from wima.core.vector import Vector
 from wima.data.batches import everything, shortened
 from wima.data.mapped import as_tensor, release
 from wima.simulation.engines.base import Setup
-from wima.simulation.local import Problem, Solution
-from wima.simulation.round import Pool
+from wima.simulation.local import Problem, Solved, solved
+from wima.simulation.round import Engine
 from wima.simulation.workspace import Workspace, seeded
 
 Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -114,12 +114,13 @@ class Step(NamedTuple):
     address: tuple[int, ...]
 
 
-class Batched(Pool):
+class Batched(Engine):
     """Solves the problems of a round together."""
 
-    can_average = True
+    name = "batched"
 
     def __init__(self, setup: Setup, w: Vector) -> None:
+        super().__init__(setup)
         self._task, self._sgd, self._seed = setup.task, setup.sgd, setup.seed
         space = setup.task.workspace
         check(space is not None, "engine 'batched' needs a task from make_task; use 'serial'.")
@@ -133,25 +134,27 @@ class Batched(Pool):
         x, y = self._transformed(self._x[:1], (0,)), self._y[:1]
         check_rows(space, w, x.to(space.device), y.to(space.device))
 
-    def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
+    def solve(self, problems: list[Problem]) -> Iterator[Solved]:
         full = [self._full(p) if p.full_gradient else None for p in problems]
-        if not problems or problems[0].local is None:
+        if problems[0].local is None:
             for problem, gradient in zip(problems, full, strict=True):
-                yield problem, Solution(None, 0, gradient)
+                yield solved(problem, problem.w, 0, gradient)
             return
         plans = [self._plan(p) for p in problems]
         order = _longest_first(plans)
         _, ends, paths = self._descend([problems[i] for i in order], [plans[i] for i in order])
-        place = {i: row for row, i in enumerate(order)}
+        row_of = {i: row for row, i in enumerate(order)}
         for i, problem in enumerate(problems):
-            end, steps = torch.cat([ends[place[i]], self._rest(problem)]), len(plans[i])
-            path = None if paths is None else paths[place[i]] / steps
-            yield problem, Solution(end, steps, full[i], path)
+            end, steps = torch.cat([ends[row_of[i]], self._rest(problem)]), len(plans[i])
+            path = None if paths is None else paths[row_of[i]] / steps
+            yield solved(problem, end, steps, full[i], path)
 
-    def mean_delta(self, problems: list[Problem], weights: list[float]) -> Vector:
+    def mean_delta(self, problems: list[Problem]) -> Vector:
+        """One product of a vector and a matrix, instead of a vector for each client."""
         plans = [self._plan(p) for p in problems]
         order = _longest_first(plans)
         rows, ends, _ = self._descend([problems[i] for i in order], [plans[i] for i in order])
+        weights = [self.setup.weight(problem.client) for problem in problems]
         total = sum(weights)
         shares = torch.tensor([weights[i] / total for i in order], **_like(ends))
         return shares @ (rows.start - ends)

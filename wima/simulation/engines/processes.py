@@ -1,4 +1,4 @@
-"""The pool of processes: this one and persistent children with one thread each and shared memory.
+"""Engine `processes`: this process and persistent workers with one thread each and shared memory.
 
 On a CPU, one process per core with one thread each beats one process with all threads.  Results do
 not depend on the number of processes, or on which one does a job.  A job is a client's local
@@ -8,110 +8,240 @@ problem, or a batch of examples on which models are evaluated.
 from __future__ import annotations
 
 import os
+import pickle
 import selectors
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import torch
 
 from wima.core.errors import RunError, check
+from wima.core.machine import keep_freed_memory
 from wima.core.vector import Vector
-from wima.simulation.engines.base import Setup, located
-from wima.simulation.engines.shared import (
-    Handle,
-    Shared,
-    SlotHandles,
-    Slots,
-    allocate,
-    keep_freed_memory,
-)
-from wima.simulation.engines.worker import Briefing, Child, Exited, end, pickled
-from wima.simulation.local import Problem, Solution, Solver
+from wima.core.workers import Exited, Parent, Worker, end, pickled
+from wima.data.batches import LocalSGD
+from wima.data.federated import FederatedData
+from wima.simulation.engines.base import Setup
+from wima.simulation.engines.shared import Handle, Shared, SlotHandles, Slots, allocate
+from wima.simulation.local import Problem, Solved, Solver
 from wima.simulation.measures.evaluation import Evaluation
-from wima.simulation.measures.job import EvaluationJob as Exam
-from wima.simulation.round import Pool
+from wima.simulation.measures.job import EvaluationJob, job_of
+from wima.simulation.round import Engine
+from wima.simulation.task import Task
 
-Result = TypeVar("Result")
 _ATTEMPTS = 3  # workers that exit at the same job before the run fails
 _REFUSED = "engine 'processes' cannot send this model to its workers ({}); use engine 'serial'."
-_AHEAD = 2  # jobs sent to a child before it answers, so that it never waits
+_AHEAD = 2  # jobs sent to a worker before it answers, so that it never waits
 
 
 class Train(NamedTuple):
-    """A job: the local problem at this place in the cohort."""
+    """A job: the local problem at this position in the cohort."""
 
-    place: int
+    position: int
     problem: Problem
+
+    def __str__(self) -> str:
+        return f"round {self.problem.t}, client {self.problem.client}, local training"
 
 
 class Score(NamedTuple):
-    """A job: a piece of an exam."""
+    """A job: a piece of an evaluation."""
 
     piece: int
-    exam: Exam
+    evaluation: EvaluationJob
     models: int
 
+    def __str__(self) -> str:
+        kind = "fine-tuning, client" if self.evaluation.finetune else "evaluation, batch"
+        return f"{kind} {self.piece}"
 
-class Processes(Pool):
-    """Solves problems and evaluates models in this process and in children."""
 
-    runs_ahead = can_examine = True
+Job: TypeAlias = Train | Score
+Result = TypeVar("Result")
+
+
+class Processes(Engine):
+    """Solves problems and evaluates models in this process and in workers."""
+
+    name = "processes"
+    runs_ahead = True
 
     def __init__(self, setup: Setup, w: Vector, workers: int, models: int = 1) -> None:
+        """workers: processes, including this one.  models: how many are evaluated at a time."""
         check(os.name == "posix", "engine 'processes' needs Linux or macOS; use engine 'serial'.")
         check(
             w.device.type == "cpu",
             f"engine 'processes' works on the CPU, but the task is on {w.device}; "
             "use 'batched' or 'serial'.",
         )
-        self._setup, self._solver = setup, Solver(setup.task, setup.sgd, setup.seed)
-        self._training: deque[Train] = deque()  # largest first; children take them from the left
-        self._solved: dict[int, Solution | RunError] = {}  # by place
+        super().__init__(setup)
+        self._prefetched: list[Problem] | None = None
+        self._training: deque[Train] = deque()  # largest first; workers take them from the left
+        self._solved: dict[int, Solved | RunError] = {}  # by position
         self._scoring: deque[Score] = deque()
         self._scored: dict[int, list[Any] | RunError] = {}  # by piece
-        self._begun: list[Problem] | None = None
-        self._sent: dict[int, Train | Score] = {}  # by slot
-        self._children: list[Child] = []
+        self._sent: dict[int, Job] = {}  # by slot
+        self._workers: dict[Worker, deque[int]] = {}  # the slots of its jobs, oldest first
         self._exits: dict[str, int] = {}  # of workers, by what they were doing
         self._size = workers - 1
         shared = Shared()
-        self._close = weakref.finalize(self, _end, self._children, shared)
+        # A worker ends when its input closes, even if nobody calls `close`.
+        self._close = weakref.finalize(self, _end, self._workers, shared)
         keep_freed_memory()
         try:
-            slots = _AHEAD * self._size  # for jobs sent to children and not yet answered
+            slots = _AHEAD * self._size  # for jobs sent to workers and not yet answered
             handles = allocate(shared, slots, models, w, setup)
             self._slots, self._free = Slots(handles), list(range(slots))
-            self._briefing = pickled(_brief(setup, shared, handles), _REFUSED)
-            self._shared = shared
+            self._first_message = pickled(_worker_setup(setup, shared, handles), _REFUSED)
+            self._descriptors = shared.descriptors
             self._start()
         except BaseException:
             self._close()
             raise
 
-    def _start(self) -> None:
-        """Start the missing children."""
-        while missing := self._size - len(self._children):
-            fresh = [Child(self._shared.descriptors) for _ in range(missing)]
-            self._children += fresh
-            for child in fresh:
-                try:
-                    child.brief(self._briefing)
-                except Exited as death:
-                    self._remove(child, "start of a worker", death)
+    def close(self) -> None:
+        self._close()
 
-    def _replace(self, child: Child, death: Exited) -> None:
-        """Take back the jobs of a child that exited, and start another child."""
-        jobs = [self._sent.pop(slot) for slot in child.slots]
-        self._free += child.slots
-        self._remove(child, _where(jobs[0]) if jobs else "between jobs", death)
+    def prefetch(self, problems: list[Problem]) -> None:
+        """Let workers start on the problems of the next `solve`."""
+        self._prefetched = problems
+        self._solved.clear()
+        self._slots.w.copy_(problems[0].w)
+        size = self.setup.task.data.size
+        jobs = [Train(position, problem) for position, problem in enumerate(problems)]
+        jobs.sort(key=lambda job: -size(job.problem.client))  # no large job is left for the end
+        self._training = deque(jobs)
+        self._feed()
+
+    def solve(self, problems: list[Problem]) -> Iterator[Solved]:
+        """Visits in the order of the problems, as soon as they are ready."""
+        if problems is not self._prefetched:
+            self.prefetch(problems)
+        self._prefetched = None
+        for position in range(len(problems)):
+            while position not in self._solved:
+                self._work()
+            yield _good(self._solved.pop(position))
+
+    def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
+        """All models at once, piece by piece; before any training."""
+        for row, w in zip(self._slots.models, models, strict=True):
+            row.copy_(w)
+        self._scored.clear()
+        self._scoring = deque(Score(piece, evaluation, len(models)) for piece in evaluation.pieces)
+        while len(self._scored) < len(evaluation.pieces):
+            self._work()
+        return [_good(self._scored[piece]) for piece in evaluation.pieces]
+
+    def _work(self) -> None:
+        """Feed the workers, then take their replies, do a job here, or wait for a reply."""
+        self._feed()
+        queue = self._scoring or self._training
+        if self._receive(wait=not queue) or not queue:
+            return
+        self._do(queue.pop())  # the smallest: workers must not wait for this process
+
+    def _feed(self) -> None:
+        for room in range(1, _AHEAD + 1):
+            for worker in list(self._workers):
+                slots = self._workers.get(worker)
+                if slots is None:
+                    continue  # it has exited
+                queue = self._scoring or self._training
+                # A worker gets a second job only while one is left for each process.
+                least = 0 if room == 1 else len(self._workers)
+                if len(queue) > least and len(slots) < room:
+                    self._send(worker, queue.popleft())
+
+    def _send(self, worker: Worker, job: Job) -> None:
+        slot = self._free.pop()
+        self._sent[slot] = job
+        self._workers[worker].append(slot)
+        if isinstance(job, Train):
+            message = self._slots.put(slot, job.problem)
+        else:
+            evaluation = job.evaluation.fields()
+            message = {
+                "slot": slot,
+                "piece": job.piece,
+                "evaluation": evaluation,
+                "models": job.models,
+            }
+        try:
+            worker.send(message)
+        except Exited as death:
+            self._replace(worker, death)
+
+    def _receive(self, wait: bool) -> bool:
+        """Take the workers' replies; return whether there were any."""
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                selector.register(worker, selectors.EVENT_READ, worker)
+            ready = [key.data for key, _ in selector.select(None if wait else 0)]
+        for worker in ready:
+            try:
+                replies = worker.receive()
+            except Exited as death:
+                self._replace(worker, death)
+                continue
+            for reply, _ in replies:
+                self._workers[worker].popleft()
+                self._take(reply)
+        return bool(ready)
+
+    def _take(self, reply: dict[str, Any]) -> None:
+        slot = reply["slot"]
+        job, error = self._sent.pop(slot), None
+        if "error" in reply:  # it is raised when the round needs this result
+            error = RunError(f"{job}: {reply['error']}")
+            error.add_note(reply["traceback"])
+        if isinstance(job, Score):
+            self._scored[job.piece] = error or reply["scores"]
+        else:
+            visit = error or self._slots.get_solved(slot, job.problem, reply["steps"])
+            self._solved[job.position] = visit
+        self._free.append(slot)
+
+    def _do(self, job: Job) -> None:
+        """Do a job in this process."""
+        if isinstance(job, Score):
+            models = list(self._slots.models[: job.models])
+            self._scored[job.piece] = job.evaluation.answer(self.solver, job.piece, models)
+            return
+        try:
+            self._solved[job.position] = self.solve_here(job.problem)
+        except RunError as error:  # raised when the round needs this visit
+            self._solved[job.position] = error
+
+    def _start(self) -> None:
+        """Start the missing workers."""
+        while missing := self._size - len(self._workers):
+            new = [Worker(__name__, self._descriptors) for _ in range(missing)]
+            self._workers |= {worker: deque() for worker in new}
+            for worker in new:  # they import modules at the same time
+                try:
+                    worker.send({}, self._first_message)
+                    worker.receive()  # it is ready
+                except Exited as death:
+                    self._remove(worker, "start of a worker", death)
+
+    def _replace(self, worker: Worker, death: Exited) -> None:
+        """Take back the jobs of a worker that exited, and start another one."""
+        slots = self._workers[worker]
+        jobs = [self._sent.pop(slot) for slot in slots]
+        self._free += slots
+        self._remove(worker, str(jobs[0]) if jobs else "between jobs", death)
         for job in reversed(jobs):
             (self._training if isinstance(job, Train) else self._scoring).appendleft(job)  # type: ignore[arg-type]
         self._start()
 
-    def _remove(self, child: Child, where: str, death: Exited) -> None:
+    def _remove(self, worker: Worker, where: str, death: Exited) -> None:
         """Count a worker that exited; too many at the same job end the run."""
-        self._children.remove(child)
-        end([child])
+        del self._workers[worker]
+        end([worker])
         self._exits[where] = self._exits.get(where, 0) + 1
         if self._exits[where] >= _ATTEMPTS:
             raise RunError(
@@ -119,140 +249,9 @@ class Processes(Pool):
                 "workers or a smaller batch may help."
             )
 
-    def close(self) -> None:
-        self._close()
 
-    def begin(self, problems: list[Problem]) -> None:
-        """Let children start on the problems of the next `solve`."""
-        self._begun = problems
-        self._solved.clear()
-        self._slots.w.copy_(problems[0].w)
-        size = self._setup.task.data.size
-        jobs = [Train(place, problem) for place, problem in enumerate(problems)]
-        jobs.sort(key=lambda job: -size(job.problem.client))  # no large job is left for the end
-        self._training = deque(jobs)
-        self._feed()
-
-    def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
-        """Solutions in the order of the problems, as soon as they are ready."""
-        if problems is not self._begun:
-            self.begin(problems)
-        self._begun = None
-        for place, problem in enumerate(problems):
-            while place not in self._solved:
-                self._work()
-            yield problem, _good(self._solved.pop(place))
-
-    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
-        """All models at once, piece by piece; before any training."""
-        for row, w in zip(self._slots.models, models, strict=True):
-            row.copy_(w)
-        self._scored.clear()
-        self._scoring = deque(Score(piece, exam, len(models)) for piece in exam.pieces)
-        while len(self._scored) < len(exam.pieces):
-            self._work()
-        return [_good(self._scored[piece]) for piece in exam.pieces]
-
-    def _work(self) -> None:
-        """Feed the children, then take their answers, do a job here, or wait for an answer."""
-        self._feed()
-        queue = self._scoring or self._training
-        if self._receive(wait=not queue) or not queue:
-            return
-        self._do(queue.pop())  # the smallest: children must not wait for this process
-
-    def _feed(self) -> None:
-        for room in range(1, _AHEAD + 1):
-            for child in list(self._children):
-                if child not in self._children:
-                    continue  # it has exited
-                queue = self._scoring or self._training
-                # A child gets a second job only while one is left for each process.
-                least = 0 if room == 1 else len(self._children)
-                if len(queue) > least and len(child.slots) < room:
-                    self._send(child, queue.popleft())
-
-    def _send(self, child: Child, job: Train | Score) -> None:
-        slot = self._free.pop()
-        self._sent[slot] = job
-        if isinstance(job, Train):
-            message = self._slots.put(slot, job.problem)
-        else:
-            about = {"piece": job.piece, "exam": job.exam.fields(), "models": job.models}
-            message = {"slot": slot, **about}
-        try:
-            child.send(message)
-        except Exited as death:
-            self._replace(child, death)
-
-    def _receive(self, wait: bool) -> bool:
-        """Take the children's answers; return whether there were any."""
-        with selectors.DefaultSelector() as selector:
-            for child in self._children:
-                assert child.process.stdout is not None
-                selector.register(child.process.stdout, selectors.EVENT_READ, child)
-            ready = selector.select(None if wait else 0)
-        for key, _ in ready:
-            try:
-                answers = key.data.receive()
-            except Exited as death:
-                self._replace(key.data, death)
-            else:
-                for answer in answers:
-                    self._take(answer)
-        return bool(ready)
-
-    def _take(self, answer: dict[str, Any]) -> None:
-        slot = answer["slot"]
-        job = self._sent.pop(slot)
-        error = _error(job, answer) if "error" in answer else None
-        if isinstance(job, Score):
-            self._scored[job.piece] = error or answer["scores"]
-        else:
-            solution = error or self._slots.get_solution(slot, job.problem, answer["steps"])
-            self._solved[job.place] = solution
-        self._free.append(slot)
-
-    def _do(self, job: Train | Score) -> None:
-        """Do a job in this process."""
-        if isinstance(job, Score):
-            models = list(self._slots.models[: job.models])
-            self._scored[job.piece] = job.exam.answer(self._solver, job.piece, models)
-            return
-        try:
-            with located(job.problem.t, "local training", job.problem.client):
-                self._solved[job.place] = self._solver.solve(job.problem)
-        except RunError as error:  # raised when the round needs this solution
-            self._solved[job.place] = error
-
-
-def _brief(setup: Setup, shared: Shared, handles: SlotHandles) -> Briefing:
-    """The first message to workers; arrays are shared, not sent."""
-    data, evaluate = setup.task.data, setup.task.evaluate
-    x, y, offsets = (shared.share(array) for array in (data.x, data.y, data.offsets))
-    arrays: list[Handle | None] = [None, None]
-    task = setup.task._replace(data=None, init=None, evaluate=None)  # type: ignore[arg-type]
-    if isinstance(evaluate, Evaluation):
-        arrays = [shared.share(part.numpy()) for part in (evaluate.x, evaluate.y)]
-        task = task._replace(evaluate=evaluate.without_examples())
-    return Briefing(task, setup.sgd, setup.seed, x, y, offsets, handles, *arrays)
-
-
-def _error(job: Train | Score, answer: dict[str, Any]) -> RunError:
-    """The error that a child reports, with the address of the job."""
-    error = RunError(f"{_where(job)}: {answer['error']}")
-    error.add_note(answer["traceback"])
-    return error
-
-
-def _where(job: Train | Score) -> str:
-    if isinstance(job, Score):
-        return f"{'fine-tuning, client' if job.exam.finetune else 'evaluation, batch'} {job.piece}"
-    return f"round {job.problem.t}, client {job.problem.client}, local training"
-
-
-def _end(children: list[Child], shared: Shared) -> None:
-    end(children)
+def _end(workers: dict[Worker, deque[int]], shared: Shared) -> None:
+    end(workers)
     shared.close()
 
 
@@ -261,3 +260,78 @@ def _good(result: Result | RunError) -> Result:
     if isinstance(result, RunError):
         raise result
     return result
+
+
+class WorkerSetup(NamedTuple):
+    """The first message to workers; arrays are shared, not sent."""
+
+    task: Task  # without its data
+    sgd: LocalSGD
+    seed: int
+    x: Handle
+    y: Handle
+    offsets: Handle
+    slots: SlotHandles
+    x_test: Handle | None = None  # if set, `task.evaluate` has no examples
+    y_test: Handle | None = None
+
+
+def _worker_setup(setup: Setup, shared: Shared, slots: SlotHandles) -> WorkerSetup:
+    data, evaluate = setup.task.data, setup.task.evaluate
+    task = setup.task._replace(data=None, init=None, evaluate=None)  # type: ignore[arg-type]
+    message = WorkerSetup(
+        task=task,
+        sgd=setup.sgd,
+        seed=setup.seed,
+        x=shared.share(data.x),
+        y=shared.share(data.y),
+        offsets=shared.share(data.offsets),
+        slots=slots,
+    )
+    if not isinstance(evaluate, Evaluation):
+        return message
+    return message._replace(
+        task=task._replace(evaluate=evaluate.without_examples()),
+        x_test=shared.share(evaluate.x.numpy()),
+        y_test=shared.share(evaluate.y.numpy()),
+    )
+
+
+def main() -> None:
+    """What a worker does, until the process that runs the rounds exits or closes the pipe."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    parent = Parent()
+    for message, parts in parent:
+        if parts:  # the first message
+            solver, slots = _set_up(pickle.loads(parts[0]))
+            parent.send({"ready": os.getpid()})
+        else:
+            parent.send(_reply(solver, slots, message))
+
+
+def _set_up(setup: WorkerSetup) -> tuple[Solver, Slots]:
+    x, y, offsets = setup.x.open(), setup.y.open(), setup.offsets.open()
+    task = setup.task._replace(data=FederatedData(x, y, offsets))
+    evaluation = task.evaluate
+    if isinstance(evaluation, Evaluation) and setup.x_test and setup.y_test:
+        evaluation.x = torch.from_numpy(setup.x_test.open())
+        evaluation.y = torch.from_numpy(setup.y_test.open())
+    return Solver(task, setup.sgd, setup.seed), Slots(setup.slots)
+
+
+def _reply(solver: Solver, slots: Slots, message: dict[str, Any]) -> dict[str, Any]:
+    slot = message["slot"]
+    try:
+        if "evaluation" in message:
+            models = list(slots.models[: message["models"]])
+            scores = job_of(message["evaluation"]).answer(solver, message["piece"], models)
+            return {"slot": slot, "scores": scores}
+        problem = slots.get(message)
+        visit, rest = solver.solve(problem)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return {"slot": slot, "error": reason, "traceback": traceback.format_exc()}
+    slots.put_solved(slot, problem, visit, rest)
+    return {"slot": slot, "steps": visit.steps}

@@ -1,43 +1,200 @@
-"""The pool of ranks: processes on one or several machines that torchrun or srun started.
+"""Engine `distributed`: ranks, processes on one or several machines that torchrun started.
 
 Rank 0 runs the simulation: the rounds, the server's step, averages, records, clients' memory.  The
-other ranks hold the task, solve the problems sent to them, and keep nothing.  A solution does not
-depend on the rank that computes it, and rank 0 adds solutions up in the order of the cohort, so the
-bytes are those of `serial`.  With `reduce`, each rank adds up its clients' deltas and sends one
-vector, if the round needs no more; results are then equal up to rounding.
+other ranks hold the task, solve the problems sent to them, and keep nothing.  A visit does not
+depend on the rank that computes it, and rank 0 adds visits up in the order of the cohort, so the
+bytes are those of `serial`.
+
+If a rank is lost, Gloo's connections break or torchrun ends the others; rank 0 then marks the run
+as failed.  torchrun's output says which rank failed first.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from wima.core.errors import RunError
+from wima.core.errors import RunError, UsageError, check
+from wima.core.machine import keep_freed_memory
 from wima.core.signals import handled_by
 from wima.core.vector import Vector, one_thread
+from wima.core.version import __version__
 from wima.data.batches import shortened
-from wima.simulation.engines.base import Engine, Setup, located
-from wima.simulation.engines.group import Group, Posted, join
-from wima.simulation.engines.shared import keep_freed_memory
+from wima.simulation.engines.base import Setup
 from wima.simulation.local import (
     Problem,
-    Solution,
-    Solver,
+    Solved,
     fields_of,
     named_vectors,
     problem_of,
+    solved,
     vectors_of,
 )
-from wima.simulation.measures.job import EvaluationJob as Exam, job_of as exam_of
-from wima.simulation.round import Pool, Pooled
+from wima.simulation.measures.job import EvaluationJob, job_of
+from wima.simulation.round import Engine
 from wima.simulation.task import data_checksum
 
+_COMMAND = (
+    "engine 'distributed' needs torchrun, which did not start this process. Run\n"
+    "  torchrun --nproc-per-node 2 -m wima run ... engine=distributed\n"
+    "(on SLURM, `srun torchrun`), or use engine 'processes', which starts its workers itself."
+)
+_FROM_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_FOREVER = timedelta(days=365)  # a visit may take long; torchrun ends ranks that wait in vain
 
-def distributed(setup: Setup, w: Vector, collective: str) -> Engine:
+
+@cache
+def join() -> Group:
+    """This process's group, joined at the first call."""
+    return Group()
+
+
+class Group:
+    """All ranks, as seen by one of them.  Byte counts exclude network headers."""
+
+    def __init__(self) -> None:
+        check(all(os.environ.get(name) for name in _FROM_TORCHRUN), _COMMAND)
+        self.sent, self.received = 0, 0  # bytes; a message to n ranks counts n times
+        self.left = False
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        with _named():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=_FOREVER)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        versions = {"python": platform.python_version(), "torch": torch.__version__}
+        self.agree({**versions, "wima": __version__})
+
+    def agree(self, facts: dict[str, Any]) -> None:
+        """Raise on all ranks unless all have the same facts, which must be JSON values."""
+        if self.left:
+            raise RunError(f"Rank {self.rank} left an earlier run unfinished.")
+        if self.rank:
+            self.send_json(facts)
+            differences = self.receive_json()["differences"]
+        else:
+            differences = [
+                f"rank {rank} differs in {name}: {there.get(name)!r}, but {here!r} at rank 0"
+                for rank in range(1, self.size)
+                for there in [self.recv_json(rank)]
+                for name in sorted({*facts, *there})
+                for here in [facts.get(name)]
+                if there.get(name) != here
+            ]
+            self.broadcast_json({"differences": differences})
+        if differences:
+            raise UsageError(
+                "All ranks need the same settings, versions and data:\n  "
+                + "\n  ".join(differences)
+            )
+
+    def leave(self) -> None:
+        """Break the connections; ranks that wait for this one fail."""
+        if not self.left:
+            self.left = True
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+
+    def broadcast_json(self, message: dict[str, Any]) -> None:
+        """On rank 0: send a message to all others."""
+        text = _as_bytes(message)
+        self.broadcast(torch.tensor([len(text)]))
+        self.broadcast(text)
+
+    def receive_json(self) -> dict[str, Any]:
+        """On the other ranks: the next message from rank 0 to all."""
+        size = int(self.broadcast(torch.zeros(1, dtype=torch.int64)))
+        return _from_bytes(self.broadcast(torch.empty(size, dtype=torch.uint8)))
+
+    def broadcast(self, tensor: Vector) -> Vector:
+        """Broadcast rank 0's tensor; the others pass one of the same shape to receive it."""
+        tensor = tensor.contiguous()
+        with _named():
+            dist.broadcast(tensor, 0)
+        size = tensor.numel() * tensor.element_size()
+        if self.rank == 0:
+            self.sent += size * (self.size - 1)
+        else:
+            self.received += size
+        return tensor
+
+    def send(self, vector: Vector, rank: int = 0) -> None:
+        """Send a vector, and wait until it has left."""
+        self.post(vector.contiguous(), rank).wait()
+
+    def post(self, vector: Vector, rank: int = 0) -> Posted:
+        """Send a vector that must not change until `Posted.wait` returns."""
+        with _named():
+            work = dist.isend(vector, rank)
+        self.sent += vector.numel() * vector.element_size()
+        return Posted(vector, work)
+
+    def recv(self, vector: Vector, rank: int = 0) -> Vector:
+        """Fill a vector with what a rank sent."""
+        with _named():
+            dist.recv(vector, rank)
+        self.received += vector.numel() * vector.element_size()
+        return vector
+
+    def send_json(self, message: dict[str, Any]) -> None:
+        """Send a message to rank 0."""
+        text = _as_bytes(message)
+        self.send(torch.tensor([len(text)]))
+        self.send(text)
+
+    def recv_json(self, rank: int) -> dict[str, Any]:
+        """The next message that a rank sent with `send_json`."""
+        size = int(self.recv(torch.zeros(1, dtype=torch.int64), rank))
+        return _from_bytes(self.recv(torch.empty(size, dtype=torch.uint8), rank))
+
+
+class Posted:
+    """A vector being sent."""
+
+    def __init__(self, vector: Vector, work: dist.Work | None) -> None:
+        self._vector, self._work = vector, work
+
+    def wait(self) -> None:
+        if self._work is not None:
+            with _named():
+                self._work.wait()
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Say in a sentence what torch's network errors mean."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Gloo's text is "[file:line] what happened. Advice": only the middle helps here.
+        line = str(error).partition("\n")[0]
+        reason = line.partition("] ")[2].partition(". ")[0] or line
+        raise RunError(
+            "The connection between the ranks failed, so the run cannot continue: a rank exited or "
+            f"can no longer be reached; torchrun names the first one. ({reason})"
+        ) from error
+
+
+def _as_bytes(message: dict[str, Any]) -> Vector:
+    return torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(text: Vector) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(text.numpy().tobytes())
+    return message
+
+
+def distributed(setup: Setup, w: Vector) -> Engine:
     """The engine of this rank, after checking that all ranks have the same settings."""
     group = join()
     keep_freed_memory()
@@ -47,71 +204,53 @@ def distributed(setup: Setup, w: Vector, collective: str) -> Engine:
         "seed": setup.seed,
         "weighting": setup.weighting,
         "faults": setup.faults,
-        "collective": collective,
         "parameters": len(w),
         "data": data_checksum(setup.task),
     }
     group.agree({name: str(fact) for name, fact in facts.items()})
-    group.begin()
-    if group.rank:
-        return Helper(group, setup, w)
-    return Pooled("distributed", setup, Distributed(group, setup, w, collective))
+    return WorkerRank(group, setup, w) if group.rank else Ranks(group, setup, w)
 
 
-class Distributed(Pool):
-    """Rank 0: distributes problems and collects solutions."""
+class Ranks(Engine):
+    """Rank 0: distributes problems and collects visits."""
 
-    can_examine = True
+    name = "distributed"
 
-    def __init__(self, group: Group, setup: Setup, w: Vector, collective: str) -> None:
-        self.group, self._setup = group, setup
-        self._solver = Solver(setup.task, setup.sgd, setup.seed)
-        self._trained = len(w[: setup.trained])
-        # BatchNorm's statistics, which are also averaged, arrive only with full solutions.
-        self.can_average = collective == "reduce" and self._trained == len(w)
+    def __init__(self, group: Group, setup: Setup, w: Vector) -> None:
+        super().__init__(setup)
+        self.group, self._trained = group, len(w[: setup.trained])
         self._waiting, self._closed = False, False  # waiting: ranks are at work
 
-    def solve(self, problems: list[Problem]) -> Iterator[tuple[Problem, Solution]]:
+    def solve(self, problems: list[Problem]) -> Iterator[Solved]:
         """Solve this rank's problems first, then yield all in the order of the cohort."""
-        owners = self._hand_out("solve", problems)
-        own = [place for place, owner in enumerate(owners) if owner == 0]
-        solved = {place: self._solve(problems[place]) for place in own}
-        for place, problem in enumerate(problems):
-            solution = solved.pop(place, None) or self._receive(owners[place], problem)
-            if isinstance(solution, RunError):
-                raise solution
-            yield problem, solution
+        owners = self._hand_out(problems)
+        own: dict[int, Solved | RunError] = {}
+        for position, owner in enumerate(owners):
+            if owner == 0:
+                try:
+                    own[position] = self.solve_here(problems[position])
+                except RunError as error:  # raised when it is the client's turn
+                    own[position] = error
+        for position, problem in enumerate(problems):
+            visit = own.pop(position, None) or self._receive(owners[position], problem)
+            if isinstance(visit, RunError):
+                raise visit
+            yield visit
         self._waiting = False
 
-    def mean_delta(self, problems: list[Problem], weights: list[float]) -> Vector:
-        shares = [weight / sum(weights) for weight in weights]
-        owners = self._hand_out("sum", problems, shares=shares)
-        own = [place for place, owner in enumerate(owners) if owner == 0]
-        total = torch.zeros_like(problems[0].w)
-        for place in own:
-            solution = self._solve(problems[place])
-            if isinstance(solution, RunError):
-                raise solution
-            _add_delta(total, problems[place], solution, shares[place])
-        for rank in range(1, self.group.size):
-            if error := self.group.reported(rank).get("error"):
-                raise RunError(error)
-        total = self.group.sum(total)
-        self._waiting = False
-        return total
-
-    def examine(self, exam: Exam, models: list[Vector]) -> list[Any]:
+    def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
         """All models at once; rank r takes every n-th piece, starting at r."""
-        group, pieces = self.group, [int(piece) for piece in exam.pieces]
+        group, pieces = self.group, [int(piece) for piece in evaluation.pieces]
         self._waiting = True
-        about = {"models": len(models), "pieces": pieces, "exam": exam.fields()}
-        group.tell({"do": "examine", **about})
-        scores = _answers(self._solver, exam, pieces, group.share(torch.stack(models)), group)
+        work = {"models": len(models), "pieces": pieces, "evaluation": evaluation.fields()}
+        group.broadcast_json({"do": "evaluate", **work})
+        stacked = group.broadcast(torch.stack(models))
+        scores = _scores(self, group, evaluation, pieces, stacked)
         for rank in range(1, group.size):
-            answer = group.reported(rank)
-            if "error" in answer:
-                raise RunError(answer["error"])
-            scores.update((int(piece), totals) for piece, totals in answer["scores"].items())
+            reply = group.recv_json(rank)
+            if "error" in reply:
+                raise RunError(reply["error"])
+            scores.update((int(piece), score) for piece, score in reply["scores"].items())
         self._waiting = False
         return [scores[piece] for piece in pieces]
 
@@ -122,22 +261,21 @@ class Distributed(Pool):
         self._closed = True
         if not self._waiting:
             with suppress(RunError):  # a rank was lost after finishing its work
-                self.group.tell({"do": "end"})
-                self.group.end()
+                self.group.broadcast_json({"do": "end"})
                 return
         self.group.leave()
 
-    def _hand_out(self, what: str, problems: list[Problem], **more: Any) -> list[int]:
+    def _hand_out(self, problems: list[Problem]) -> list[int]:
         """Send each rank its problems; return the rank of each problem."""
         group, alike = self.group, all(p.local is problems[0].local for p in problems)
         owners = shared_out([self._cost(problem) for problem in problems], group.size)
         self._waiting = True
         fields = [fields_of(problem) for problem in problems]
-        group.tell({"do": what, "owners": owners, "alike": alike, "problems": fields, **more})
-        group.share(problems[0].w)
+        group.broadcast_json({"do": "solve", "owners": owners, "alike": alike, "problems": fields})
+        group.broadcast(problems[0].w)
         if alike:
             for vector in vectors_of(problems[0]).values():
-                group.share(vector)
+                group.broadcast(vector)
             return owners
         for problem, owner in zip(problems, owners, strict=True):
             for vector in vectors_of(problem).values() if owner else ():
@@ -146,141 +284,112 @@ class Distributed(Pool):
 
     def _cost(self, problem: Problem) -> int:
         """The number of example gradients that a visit computes."""
-        n, sgd = self._setup.task.data.size(problem.client), self._setup.sgd
+        n, sgd = self.setup.task.data.size(problem.client), self.setup.sgd
         steps = shortened(sgd.count(n), problem.share) if problem.local is not None else 0
         return steps * sgd.size(n) + (n if problem.full_gradient else 0)
 
-    def _solve(self, problem: Problem) -> Solution | RunError:
-        """Solve in this process; an error is raised when it is the client's turn."""
-        self.group.pulse.check()
-        try:
-            with located(problem.t, "local training", problem.client):
-                return self._solver.solve(problem)
-        except RunError as error:
-            return error
-
-    def _receive(self, rank: int, problem: Problem) -> Solution | RunError:
-        answer, parts = self.group.reported(rank), []
-        if "error" in answer:
-            return RunError(answer["error"])
-        for wanted, size in self._sizes(problem):
-            vector = self.group.receive(size, problem.w, rank) if wanted else None
-            parts.append(vector)
-        end, gradient, path = parts
-        return Solution(end, answer["steps"], gradient, path)
-
-    def _sizes(self, problem: Problem) -> list[tuple[bool, int]]:
-        """Which vectors a solution has, and their lengths."""
-        ends = problem.local is not None, len(problem.w)
-        own, path = problem.full_gradient, problem.path_gradient and problem.local is not None
-        return [ends, (own, self._trained), (path, self._trained)]
+    def _receive(self, rank: int, problem: Problem) -> Solved | RunError:
+        """A visit that a rank computed: its steps, then its vectors."""
+        reply = self.group.recv_json(rank)
+        if "error" in reply:
+            return RunError(reply["error"])
+        w, trained = problem.w, problem.w[: self._trained]
+        end, gradient, path = w, None, None
+        if problem.local is not None:
+            end = torch.empty_like(w)
+            for part in (end[: self._trained], end[self._trained :]):
+                if len(part):
+                    self.group.recv(part, rank)
+        if problem.full_gradient:
+            gradient = self.group.recv(torch.empty_like(trained), rank)
+        if problem.path_gradient:
+            path = self.group.recv(torch.empty_like(trained), rank)
+        return solved(problem, end, reply["steps"], gradient, path)
 
 
-class Helper(Engine):
+class WorkerRank(Engine):
     """Any other rank: solves what rank 0 sends."""
 
     name, helps = "distributed", True
 
     def __init__(self, group: Group, setup: Setup, w: Vector) -> None:
-        self.group, self._setup = group, setup
-        self._solver = Solver(setup.task, setup.sgd, setup.seed)
+        super().__init__(setup)
+        self.group = group
         self._like, self._trained = torch.empty_like(w), len(w[: setup.trained])
 
     def serve(self) -> bool:
         """Work until rank 0 has ended the run."""
-        work = {"solve": self._solve_all, "sum": self._sum, "examine": self._examine}
         # Rank 0 handles signals sent to all processes of a run: it may have to finish a round.
         with one_thread(), handled_by(signal.SIG_IGN):
-            while (order := self.group.hear())["do"] != "end":
-                work[order["do"]](order)
-        self.group.end()
+            while (order := self.group.receive_json())["do"] != "end":
+                if order["do"] == "solve":
+                    self._solve_all(order)
+                else:
+                    self._evaluate(order)
         return True
 
-    def _problems(self, order: dict[str, Any]) -> dict[int, Problem]:
-        """This rank's problems, by place in the cohort."""
-        w, shared = self.group.share(torch.empty_like(self._like)), {}
-        if order["alike"]:
-            for name in named_vectors(order["problems"][0]):
-                shared[name] = self.group.share(torch.empty_like(w[: self._trained]))
-        found = {}
-        for place, (fields, owner) in enumerate(
-            zip(order["problems"], order["owners"], strict=True)
-        ):
-            if owner != self.group.rank:
-                continue
-            own = {} if order["alike"] else self._own_vectors(fields)
-            found[place] = problem_of(fields, w, self._trained, shared | own)
-        return found
-
-    def _own_vectors(self, fields: dict[str, Any]) -> dict[str, Vector]:
-        names, size = named_vectors(fields), self._trained
-        return {name: self.group.receive(size, self._like, 0) for name in names}
-
     def _solve_all(self, order: dict[str, Any]) -> None:
-        """Send each solution as soon as it is ready; rank 0 receives it in its turn."""
+        """Send each visit as soon as it is ready; rank 0 receives it in its turn."""
         on_the_way: list[Posted] = []
-        for problem in self._problems(order).values():
-            answer, vectors = self._solved(problem)
-            on_the_way += self.group.report(answer)
-            on_the_way += [self.group.post(vector, 0) for vector in vectors]
-            if "error" in answer:
+
+        def post(reply: dict[str, Any], *vectors: Vector) -> None:
+            text = _as_bytes(reply)
+            on_the_way.extend(map(self.group.post, [torch.tensor([len(text)]), text, *vectors]))
+
+        for problem in self._own_problems(order):
+            try:
+                visit, rest = self.solve_here(problem)
+            except RunError as error:
+                post({"error": str(error)})
                 break
+            end = [visit.end, rest] if problem.local is not None else []
+            vectors = [*end, visit.gradient, visit.path_gradient]
+            post({"steps": visit.steps}, *(v for v in vectors if v is not None and len(v)))
         for posted in on_the_way:
             posted.wait()
 
-    def _solved(self, problem: Problem) -> tuple[dict[str, Any], list[Vector]]:
-        try:
-            with located(problem.t, "local training", problem.client):
-                solution = self._solver.solve(problem)
-        except RunError as error:
-            return {"error": str(error)}, []
-        vectors = solution.end, solution.gradient, solution.path_gradient
-        return {"steps": solution.steps}, [v.contiguous() for v in vectors if v is not None]
+    def _own_problems(self, order: dict[str, Any]) -> list[Problem]:
+        """This rank's problems, in the order of the cohort."""
+        group, alike = self.group, order["alike"]
+        w, vectors = group.broadcast(torch.empty_like(self._like)), {}
+        trained = w[: self._trained]
+        if alike:
+            for name in named_vectors(order["problems"][0]):
+                vectors[name] = group.broadcast(torch.empty_like(trained))
+        problems = []
+        for fields, owner in zip(order["problems"], order["owners"], strict=True):
+            if owner == group.rank:
+                if not alike:
+                    names = named_vectors(fields)
+                    vectors = {name: group.recv(torch.empty_like(trained)) for name in names}
+                problems.append(problem_of(fields, w, self._trained, vectors))
+        return problems
 
-    def _sum(self, order: dict[str, Any]) -> None:
-        """Send the sum of the deltas of this rank's clients."""
-        total, answer = torch.zeros_like(self._like), {}
-        for place, problem in self._problems(order).items():
-            try:
-                with located(problem.t, "local training", problem.client):
-                    solution = self._solver.solve(problem)
-            except RunError as error:
-                answer = {"error": str(error)}
-                break
-            _add_delta(total, problem, solution, order["shares"][place])
-        for posted in self.group.report(answer):
-            posted.wait()
-        self.group.sum(total)
-
-    def _examine(self, order: dict[str, Any]) -> None:
-        exam, shape = exam_of(order["exam"]), (order["models"], len(self._like))
-        models = self.group.share(self._like.new_empty(shape))
+    def _evaluate(self, order: dict[str, Any]) -> None:
+        shape = (order["models"], len(self._like))
+        models = self.group.broadcast(self._like.new_empty(shape))
         try:
-            found = _answers(self._solver, exam, order["pieces"], models, self.group)
-            answer: dict[str, Any] = {"scores": found}
+            scores = _scores(self, self.group, job_of(order["evaluation"]), order["pieces"], models)
+            reply: dict[str, Any] = {"scores": scores}
         except Exception as error:
-            answer = {"error": f"evaluation: {type(error).__name__}: {error}"}
-        for posted in self.group.report(answer):
-            posted.wait()
+            reply = {"error": f"evaluation: {type(error).__name__}: {error}"}
+        self.group.send_json(reply)
 
 
 def shared_out(costs: list[int], ranks: int) -> list[int]:
     """The rank of each problem: longest first, each to the rank with the least work so far."""
     load, owners = [0] * ranks, [0] * len(costs)
-    for place in sorted(range(len(costs)), key=lambda place: -costs[place]):
-        owners[place] = min(range(ranks), key=load.__getitem__)
-        load[owners[place]] += costs[place]
+    for position in sorted(range(len(costs)), key=lambda position: -costs[position]):
+        owners[position] = min(range(ranks), key=load.__getitem__)
+        load[owners[position]] += costs[position]
     return owners
 
 
-def _add_delta(total: Vector, problem: Problem, solution: Solution, share: float) -> None:
-    assert problem.local is not None and solution.end is not None
-    total.add_(problem.local.start - solution.end, alpha=share)
-
-
-def _answers(
-    solver: Solver, exam: Exam, pieces: list[int], models: Vector, group: Group
+def _scores(
+    engine: Engine, group: Group, evaluation: EvaluationJob, pieces: list[int], models: Vector
 ) -> dict[int, list[Any]]:
-    """The answers for this rank's share of the pieces."""
-    own = pieces[group.rank :: group.size]
-    return {piece: exam.answer(solver, piece, list(models)) for piece in own}
+    """The scores of this rank's share of the pieces."""
+    return {
+        piece: evaluation.answer(engine.solver, piece, list(models))
+        for piece in pieces[group.rank :: group.size]
+    }

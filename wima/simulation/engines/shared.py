@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
@@ -15,25 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from wima.algorithms.base import Visit
 from wima.core.errors import RunError, check
 from wima.core.machine import reserve
 from wima.core.vector import Vector
 from wima.data.mapped import keep_file
 from wima.simulation.engines.base import Setup
-from wima.simulation.local import Problem, Solution, fields_of, problem_of, vectors_of
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-
-
-def keep_freed_memory() -> None:
-    """Raise glibc's thresholds in this process, unless its environment sets them."""
-    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, 2**25)  # bytes; the maximum that glibc accepts
-        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-
+from wima.simulation.local import (
+    Problem,
+    Solved,
+    fields_of,
+    problem_of,
+    solved,
+    vectors_of,
+)
 
 MEMORY = "/dev/shm"
 
@@ -140,9 +134,9 @@ class Slots:
     """Rows for problems and solutions.  Messages carry numbers; vectors are exchanged here."""
 
     def __init__(self, handles: SlotHandles) -> None:
-        arrays = [torch.from_numpy(handle.open()) for handle in handles]
-        self.w, self.start, self.shift, self.end, self.gradient, self.path_gradient = arrays[:6]
-        self.models = arrays[6]
+        self.w, self.start, self.shift, self.end, self.gradient, self.path_gradient, self.models = (
+            torch.from_numpy(handle.open()) for handle in handles
+        )
 
     def put(self, slot: int, problem: Problem) -> dict[str, Any]:
         """Write a problem; return the message for the worker."""
@@ -156,20 +150,23 @@ class Slots:
         vectors = {"start": self.start[slot], "shift": self.shift[slot]}
         return problem_of(message, self.w, len(vectors["start"]), vectors)
 
-    def put_solution(self, slot: int, solution: Solution) -> None:
-        if solution.end is not None:
-            self.end[slot].copy_(solution.end)
-        if solution.gradient is not None:
-            self.gradient[slot].copy_(solution.gradient)
-        if solution.path_gradient is not None:
-            self.path_gradient[slot].copy_(solution.path_gradient)
+    def put_solved(self, slot: int, problem: Problem, visit: Visit, rest: Vector) -> None:
+        """On the worker: write what was computed."""
+        if problem.local is not None:
+            trained = len(visit.end)
+            self.end[slot, :trained].copy_(visit.end)
+            self.end[slot, trained:].copy_(rest)
+        if visit.gradient is not None:
+            self.gradient[slot].copy_(visit.gradient)
+        if visit.path_gradient is not None:
+            self.path_gradient[slot].copy_(visit.path_gradient)
 
-    def get_solution(self, slot: int, problem: Problem, steps: int) -> Solution:
-        """A copy of the solution that a worker wrote."""
-        end = self.end[slot].clone() if problem.local is not None else None
+    def get_solved(self, slot: int, problem: Problem, steps: int) -> Solved:
+        """A copy of what a worker wrote."""
+        end = problem.w if problem.local is None else self.end[slot].clone()
         gradient = self.gradient[slot].clone() if problem.full_gradient else None
         path = self.path_gradient[slot].clone() if problem.path_gradient else None
-        return Solution(end, steps, gradient, path)
+        return solved(problem, end, steps, gradient, path)
 
 
 def allocate(shared: Shared, slots: int, models: int, w: Vector, setup: Setup) -> SlotHandles:
@@ -181,6 +178,12 @@ def allocate(shared: Shared, slots: int, models: int, w: Vector, setup: Setup) -
     dtype, d, trained = _NUMPY[w.dtype], len(w), len(w[: setup.trained])
     full = slots if setup.algorithm.full_gradient != "none" else 0
     path = slots if setup.algorithm.path_gradient else 0
-    row, gradients = (slots, trained), [(full, trained), (path, trained)]
-    shapes = [(d,), row, row, (slots, d), *gradients, (models, d)]
-    return SlotHandles(*(shared.allocate(shape, dtype) for shape in shapes))
+    return SlotHandles(
+        w=shared.allocate((d,), dtype),
+        start=shared.allocate((slots, trained), dtype),
+        shift=shared.allocate((slots, trained), dtype),
+        end=shared.allocate((slots, d), dtype),
+        gradient=shared.allocate((full, trained), dtype),
+        path_gradient=shared.allocate((path, trained), dtype),
+        models=shared.allocate((models, d), dtype),
+    )

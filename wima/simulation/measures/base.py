@@ -23,7 +23,14 @@ Better: TypeAlias = Literal["higher", "lower"]
 
 
 class Examples(NamedTuple):
-    """A batch of test examples, with what a model says about them."""
+    """A batch of test examples, with what a model says about them.
+
+    Examples:
+        >>> import torch, wima
+        >>> batch = wima.Examples(output=torch.eye(2), y=torch.tensor([0, 0]))
+        >>> batch.output.argmax(1) == batch.y
+        tensor([ True, False])
+    """
 
     output: Tensor
     y: Tensor

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from wima.algorithms.base import Local
 from wima.core.checks import check_count, check_rate
 from wima.core.vector import Vector
@@ -45,9 +47,9 @@ class FineTune:
         task = solver.task
         sgd = replace(solver.sgd, steps=self.steps, momentum=0.0, clip=None)
         local = Local(w[: task.trained].clone())
-        visit = Solver(task, sgd, solver.seed).solve(Problem(t, client, self.lr, w, local))
-        assert visit.end is not None
-        return [task.evaluate.of_client(client, model) for model in (w, visit.end)]  # type: ignore[attr-defined]
+        visit, rest = Solver(task, sgd, solver.seed).solve(Problem(t, client, self.lr, w, local))
+        tuned = torch.cat([visit.end, rest])
+        return [task.evaluate.of_client(client, model) for model in (w, tuned)]  # type: ignore[attr-defined]
 
     def entries(
         self, clients: Sequence[int], models: Sequence[str], parts: Sequence[Sequence[Any]]
