@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import wima
 from benchmarks.report import origin
+from wima.data.sets.digits import load_digits
 
 FIXED = 100
 BATCH = 4
@@ -101,7 +101,7 @@ def _accuracies(
 
 
 def _split(seed: int) -> Split:
-    x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
+    x, y = (torch.tensor(array) for array in load_digits())
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     train, test = order[: len(x) // 2], order[len(x) // 2 :]
     x = x.float() / 16

@@ -69,13 +69,13 @@ def windows(
 ) -> Cases:
     import torch
 
-    from wima.averaging import WIMA, Watch
+    from wima.averaging import WIMA, Averages
 
     five, w = (10, 20, 50, 100, 200), torch.randn(parameters)
     sets = {"five windows: " + ", ".join(map(str, five)): five}
     sets |= {f"W = {length:,}": (length,) for length in lengths}
     for case, chosen in sets.items():
-        watch = Watch({f"wima{n}": WIMA(n) for n in chosen}, torch.zeros(parameters))
+        watch = Averages({f"wima{n}": WIMA(n) for n in chosen}, torch.zeros(parameters))
         for _ in range(max(chosen) + 1):
             watch.update(w)
         yield case, partial(watch.update, w)
@@ -103,7 +103,7 @@ def buckets(folder: Path, parameters: int = 1_000_000, models: int = 10_000, k: 
             state = auto.update(state, v, None)  # type: ignore[arg-type]
 
     yield "256 updates", update
-    yield f"scores of all windows, from {len(sums)} sums", lambda: auto.judge(fullest, v)
+    yield f"scores of all windows, from {len(sums)} sums", lambda: auto.use_gradient(fullest, v)
     yield f"mean over {len(sums)} sums", lambda: fullest.buckets.mean(len(sums))
 
 
@@ -304,23 +304,28 @@ def detail(folder: Path, images: int = 2048, each: int = 16) -> Cases:
 
     import wima
     from wima.models import FemnistCNN
-    from wima.simulation.measures.evaluation import Detail
+    from wima.simulation.measures.calibration import Calibration
+    from wima.simulation.measures.clients import Clients
 
     draw, owners = np.random.default_rng(0), np.arange(images) // each
     test = draw.random((images, 1, 28, 28), dtype=np.float32), draw.integers(62, size=images)
     data = wima.FederatedData.from_arrays(*test, owners)
-    task = wima.make_task(FemnistCNN, data, test, test_clients=owners)
-    evaluate: Any = task.evaluate
+    task: Any = wima.make_task(FemnistCNN, data, test, test_clients=owners)
+    metric = task.evaluate.leading
+    more = {"clients": Clients(metric), "calibration": Calibration(metric)}
+    evaluate = task.evaluate.with_measures(more)
     models = [task.init(seed) for seed in (0, 1)]
 
-    def passes(asked: Any) -> None:
-        pieces = range(evaluate.pieces(asked))
-        evaluate.combine([evaluate.piece(k, models, asked) for k in pieces])
+    def passes(names: list[str]) -> None:
+        parts = [evaluate.piece(k, models, names) for k in range(evaluate.pieces(names))]
+        for model in range(len(models)):
+            for name in names:
+                evaluate.measures[name].combine([part[model][name] for part in parts])
 
-    cases = {"pooled metrics": (False, False), "and of each client": (True, False)}
-    cases |= {"and calibration": (False, True), "and both": (True, True)}
-    for case, asked in cases.items():
-        yield case, partial(passes, Detail(*asked))
+    cases: dict[str, list[str]] = {"pooled metrics": [], "and of each client": ["clients"]}
+    cases |= {"and calibration": ["calibration"], "and both": [*more]}
+    for case, names in cases.items():
+        yield case, partial(passes, ["metrics", *names])
 
 
 def distributed(folder: Path, names: Sequence[str] = ("digits", "femnist")) -> Cases:
@@ -341,7 +346,7 @@ def ranks(name: str) -> None:
         run = ["torch.distributed.run", "--nproc-per-node=2", "-m", "benchmarks.micro", "ranks"]
         os.execv(sys.executable, [sys.executable, "-m", *run, name])
     turns = Turns() if os.environ["RANK"] == "0" else None
-    from wima.simulation.engines.group import join
+    from wima.simulation.engines.ranks import join
 
     simulation = _simulate(name, engine="distributed", last_batch="short")
     if turns is not None:
@@ -407,10 +412,8 @@ def echo(workers: str, cohort: str) -> None:
 # Commands.
 
 COMMAND = "from wima.cli.main import main; main()"
-FIRST = "import atexit, os; from wima.runs.folder import RunFolder; "
-FIRST += (
-    f"RunFolder.append = lambda self, record: (atexit._run_exitfuncs(), os._exit(0)); {COMMAND}"
-)
+FIRST = "import atexit, os; from wima.runs.launch import Runner; "
+FIRST += f"Runner.append = lambda self, record: (atexit._run_exitfuncs(), os._exit(0)); {COMMAND}"
 # Not getrusage: its peak is at least that of the process that started the command.
 TELLING = """
 import atexit, sys
@@ -498,14 +501,14 @@ def budget(clients: int = 3_400) -> str:
 def long_window(window: int = 370, parameters: int = 4_821_740) -> str:
     import torch
 
-    from wima.averaging import WIMA, Watch
+    from wima.averaging import WIMA, Averages
     from wima.storage.segments import Segments
 
     torch.set_num_threads(1)
     w, seconds = torch.randn(parameters), []
     with tempfile.TemporaryDirectory() as folder:
         store = Segments(Path(folder))
-        watch = Watch({"wima": WIMA(window)}, w, mapped=store)
+        watch = Averages({"wima": WIMA(window)}, w, mapped=store)
         for _ in range(window + 30):
             begin = time.perf_counter()
             watch.update(w)

@@ -1,13 +1,13 @@
 """A plain training loop with the window average; evaluation shows all models."""
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 import wima
+from wima.data.sets.digits import load_digits
 
 torch.manual_seed(0)
-x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
+x, y = (torch.tensor(array) for array in load_digits())
 x = x.float() / 16
 order = torch.randperm(len(x))
 train, test = order[:1400], order[1400:]

@@ -5,10 +5,10 @@ import warnings
 
 import lightning.pytorch as pl
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
+from wima.data.sets.digits import load_digits
 from wima.training.callbacks.lightning import WindowAveraging
 
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -33,7 +33,7 @@ class Digits(pl.LightningModule):
 
 
 pl.seed_everything(0, verbose=False)
-x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
+x, y = (torch.tensor(array) for array in load_digits())
 train, test = random_split(TensorDataset(x.float() / 16, y), (1400, 397))
 loaders = DataLoader(train, 8, shuffle=True), DataLoader(test, 397)
 

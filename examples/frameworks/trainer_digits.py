@@ -4,17 +4,17 @@ import tempfile
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import Dataset, random_split
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
+from wima.data.sets.digits import load_digits
 from wima.training.callbacks.transformers import WindowAveraging
 
 
 class Digits(Dataset[dict[str, torch.Tensor]]):
     def __init__(self) -> None:
-        self.x, self.y = (torch.tensor(array) for array in load_digits(return_X_y=True))
+        self.x, self.y = (torch.tensor(array) for array in load_digits())
 
     def __len__(self) -> int:
         return len(self.x)

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import wima
-from wima.data.augment import draw
 from wima.data.load import opened
 from wima.data.sets.cifar import CIFAR10
+from wima.data.transform import draw
 from wima.models.speed import channels_last
 
 

@@ -11,7 +11,7 @@ from tests.helpers.interrupted import killed_after, outcome, settings_of
 from tests.helpers.unequal import OPTIONS, one_bad_example, task_of
 from wima import WIMA, Algorithm
 from wima.algorithms import BY_NAME
-from wima.averaging import Watch
+from wima.averaging import Averages
 from wima.averaging.wima import CANDIDATES, LEAST, NEAR, REACH, RECENT, AutoWindow, Buckets
 from wima.core.errors import UsageError
 from wima.runs.folder import read_run
@@ -50,7 +50,7 @@ def test_scores_and_choice_are_those_of_the_definition(rounds, k, rest, seed):
     draw = torch.Generator().manual_seed(seed)
     models = list(torch.randn(rounds, 6, generator=draw).cumsum(0))
     fresh = list(torch.randn(rounds, 6 - rest, generator=draw))
-    watch = Watch({"auto": WIMA("auto", buckets=k)}, models[0])
+    watch = Averages({"auto": WIMA("auto", buckets=k)}, models[0])
     for w, g in zip(models, fresh, strict=True):
         watch.update(w, g)
     scores, window = naive(models, fresh, k)
@@ -68,7 +68,7 @@ def test_noise_lengthens_the_window_and_progress_shortens_it():
 
     def used(noise: float, rate: float) -> int:
         draw = torch.Generator().manual_seed(0)
-        w, watch = torch.full((50,), 10.0), Watch({"auto": AUTO}, torch.full((50,), 10.0))
+        w, watch = torch.full((50,), 10.0), Averages({"auto": AUTO}, torch.full((50,), 10.0))
         for _ in range(200):
             g = w + noise * torch.randn(50, generator=draw)
             w = w - rate * g
@@ -81,7 +81,7 @@ def test_noise_lengthens_the_window_and_progress_shortens_it():
 
 def test_windows_hold_a_quarter_of_the_models_at_most_and_sums_are_as_few_as_planned():
     draw = torch.Generator().manual_seed(0)
-    watch, most, w = Watch({"auto": AUTO}, torch.zeros(4)), 0, torch.zeros(4)
+    watch, most, w = Averages({"auto": AUTO}, torch.zeros(4)), 0, torch.zeros(4)
     for t in range(1, 2001):
         gradient, w = w, torch.randn(4, generator=draw)  # around the optimum, 0: average all
         watch.update(w, gradient)
@@ -90,11 +90,11 @@ def test_windows_hold_a_quarter_of_the_models_at_most_and_sums_are_as_few_as_pla
         most = max(most, len(buckets.sums))
         assert buckets.windows[-1] >= t // REACH
     assert watch.used()["auto"] > 2000 // REACH // 2
-    assert 8 * 4 * most <= AUTO.memory(w, 2000) < 8 * 4 * Buckets.most(2000)
+    assert 8 * 4 * most <= AUTO.rule().memory(w, 2000) < 8 * 4 * Buckets.most(2000)
 
 
 def test_a_round_that_brings_no_gradients_or_infinite_ones_changes_no_score():
-    watch = Watch({"auto": AUTO}, torch.zeros(3))
+    watch = Averages({"auto": AUTO}, torch.zeros(3))
     for t in range(5):
         watch.update(torch.full((3,), float(t)), torch.ones(3))
     before = watch.states["auto"].scores.clone()
@@ -135,7 +135,7 @@ def test_processes_choose_the_same():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcm", "scaffold", "mimelite", "adabest"])
 @pytest.mark.parametrize("engine", ["serial", "reference", "batched"])
-def test_fresh_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeypatch):
+def test_client_gradient_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeypatch):
     """Without the directions of earlier rounds that an algorithm mixes in; MIMELite's are full."""
     expected, found = [], []
     kind = BY_NAME[name]
@@ -154,20 +154,20 @@ def test_fresh_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeyp
         sums.clear()  # the hooks were tried, to find out what is sent
         for _ in simulation:
             expected.append(torch.stack(sums).mean(0))
-            found.append(simulation.state.fresh)
+            found.append(simulation.state.client_gradient)
             sums.clear()
     scale = getattr(simulation.setup.algorithm, "alpha", 1.0) if name == "fedcm" else 1.0
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, scale * other, rtol=1e-3, atol=1e-6)
 
 
-def test_for_mime_fresh_is_the_full_gradient_that_it_asks_for():
+def test_for_mime_client_gradient_is_the_full_gradient_that_it_asks_for():
     for engine in ("serial", "reference"):
         with wima.simulate(
             task_of(), wima.Mime(), averagers=[AUTO], engine=engine, **OPTIONS
         ) as simulation:
             next(simulation)
-            assert torch.equal(simulation.state.fresh, simulation.state.server.c)
+            assert torch.equal(simulation.state.client_gradient, simulation.state.server.c)
 
 
 def test_rounds_without_a_usable_update_are_not_judged():
@@ -179,8 +179,10 @@ def test_rounds_without_a_usable_update_are_not_judged():
 def test_nothing_is_computed_that_nobody_asks_for():
     with wima.simulate(task_of(), wima.Scaffold(), averagers=[WIMA(3)], **OPTIONS) as simulation:
         next(simulation)
-        assert simulation.state.fresh is None and not simulation.setup.fresh
-    assert not Setup._field_defaults["fresh"]
+        assert (
+            simulation.state.client_gradient is None and not simulation.setup.wants_client_gradient
+        )
+    assert not Setup._field_defaults["wants_client_gradient"]
 
 
 def test_a_killed_run_goes_on_to_the_same_choices(tmp_path):

@@ -13,7 +13,7 @@ import wima
 from tests.helpers import pseudocode
 from tests.helpers.toys import quadratics
 from wima import EMA, LAWA, SWA, WIMA, FederatedData, PowerEMA, UsageError
-from wima.averaging import BY_NAME, Watch
+from wima.averaging import BY_NAME, Averages
 
 ROUNDS = 40
 DTYPES = [torch.float32, torch.float64]
@@ -29,8 +29,6 @@ ALL = [
     WIMA(4),
     WIMA(9, buckets=2),
     WIMA(0.3),
-    WIMA(4, shape="sqrt"),
-    WIMA(4, shape="cosine"),
 ]
 
 
@@ -42,7 +40,7 @@ def walk(dtype: torch.dtype, rounds: int = ROUNDS, d: int = 5) -> list[torch.Ten
 
 def watched(averager: wima.Averager, models: list[torch.Tensor]) -> list[torch.Tensor]:
     """The averager's model after each of w^1, w^2, ..."""
-    watch = Watch({"average": averager.for_run(len(models) - 1)}, models[0])
+    watch = Averages({"average": averager.for_run(len(models) - 1)}, models[0])
     served = []
     for w in models[1:]:
         watch.update(w)
@@ -211,8 +209,7 @@ def test_columns_are_named_after_what_they_hold():
         "lawa3x1": LAWA(3, 1),
         "wima7": WIMA(7),
         "wima1000-k4": WIMA(1000, buckets=4),
-        "wima7-sqrt": WIMA(7, shape="sqrt"),
-        "wima7-cosine-features": WIMA(7, "features", "cosine"),
+        "wima7-features": WIMA(7, "features"),
         "swa-classifier": SWA(part="classifier"),
         "ema0.98-features": EMA(part="features"),
         "lawa10x10-classifier": LAWA(part="classifier"),
@@ -273,7 +270,7 @@ def test_averagers_of_one_run_are_those_of_runs_of_their_own():
 def test_an_update_neither_writes_w_nor_keeps_its_memory(averager, dtype):
     models = walk(dtype)
     copies, expected = [w.clone() for w in models], watched(averager, [w.clone() for w in models])
-    watch = Watch({"average": averager.for_run(ROUNDS)}, copies[0])
+    watch = Averages({"average": averager.for_run(ROUNDS)}, copies[0])
     copies[0].fill_(99)
     for i, w in enumerate(copies[1:], start=1):
         version = w._version

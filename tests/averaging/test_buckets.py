@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings as how, strategies as st
 
 from wima import WIMA, UsageError
-from wima.averaging import Watch
+from wima.averaging import Averages
 from wima.averaging.wima import DEFAULT_K, Buckets
 from wima.storage.states import decode, encode, size
 
@@ -153,10 +153,10 @@ def test_too_few_buckets_are_refused(k):
 @given(counts, ks, st.integers(1, 100))
 def test_wima_in_buckets_is_the_mean_of_as_many_models_as_it_says(count, k, window):
     models, wima = walk(count), WIMA(window, buckets=k)
-    watch = Watch({"wima": wima}, models[0], dtype=torch.bfloat16)  # of the ring, which is unused
+    watch = Averages({"wima": wima}, models[0], dtype=torch.bfloat16)  # of the unused ring
     for w in models:
         watch.update(w)
-    used, asked = wima.used(watch.states["wima"]), min(window, count)
+    used, asked = wima.rule().used(watch.states["wima"]), min(window, count)
     assert (k - 1) * asked <= k * used <= k * asked
     expected = models[-used:].double().mean(0).float()
     torch.testing.assert_close(watch.vector("wima"), expected, rtol=1e-6, atol=1e-13)
@@ -167,7 +167,7 @@ def test_wima_in_buckets_is_the_mean_of_as_many_models_as_it_says(count, k, wind
 @given(st.integers(1, 400), ks, st.sampled_from([0.01, 0.1, 0.25, 0.9]))
 def test_a_share_is_of_the_models_so_far_and_never_takes_more_sums_than_planned(count, k, share):
     models, averager = walk(count), WIMA(share, buckets=k)
-    watch, most = Watch({"share": averager}, torch.zeros(5)), 1
+    watch, most = Averages({"share": averager}, torch.zeros(5)), 1
     for t, w in enumerate(models, 1):
         watch.update(w)
         used, asked = watch.used()["share"], max(1, int(share * t))
@@ -175,13 +175,14 @@ def test_a_share_is_of_the_models_so_far_and_never_takes_more_sums_than_planned(
         most = max(most, len(watch.states["share"].sums))
     expected = models[-used:].double().mean(0).float()
     torch.testing.assert_close(watch.vector("share"), expected)
-    assert 8 * 5 * most <= averager.memory(models[0], count)
+    assert 8 * 5 * most <= averager.rule().memory(models[0], count)
 
 
 def test_a_window_that_its_name_tells_is_not_told_again():
     w = torch.zeros(2)
-    assert WIMA(3).used(WIMA(3).init(w)) is None
-    assert WIMA(3, buckets=2).used(WIMA(3, buckets=2).init(w)) == 0
+    window, buckets = WIMA(3).rule(), WIMA(3, buckets=2).rule()
+    assert window.used(window.init(w)) is None
+    assert buckets.used(buckets.init(w)) == 0
 
 
 @pytest.mark.parametrize("buckets", [1, 0, -4, 4.0, "4", True])

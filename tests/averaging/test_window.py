@@ -9,7 +9,7 @@ from torch import nn
 
 import wima
 from wima.algorithms.server_opt import SGD
-from wima.averaging import Watch, named
+from wima.averaging import Averages, named
 from wima.core.vector import Flat
 from wima.data.federated import FederatedData
 from wima.storage.ring import Ring
@@ -51,7 +51,7 @@ def play(task: wima.Task, rounds: int = 30, **settings):
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 50])
 def test_wima_is_the_mean_of_the_last_models_and_of_what_there_is_before(window, dtype):
     first, *rest = models(60, dtype=dtype)
-    watch = Watch({"wima": wima.WIMA(window)}, first)
+    watch = Averages({"wima": wima.WIMA(window)}, first)
     for t in range(len(rest)):
         watch.update(rest[t])
         expected = mean(rest[max(0, t + 1 - window) : t + 1])
@@ -64,7 +64,7 @@ def test_wima_is_the_mean_of_the_last_models_and_of_what_there_is_before(window,
 
 def test_window_of_one_is_the_last_model():
     first, *rest = models(20, dtype=torch.float64)
-    watch = Watch(named([wima.WIMA(1)]), first)
+    watch = Averages(named([wima.WIMA(1)]), first)
     for w in rest:
         watch.update(w)
         torch.testing.assert_close(watch.vector("wima1"), w, rtol=0, atol=1e-13)
@@ -73,7 +73,7 @@ def test_window_of_one_is_the_last_model():
 
 def test_before_the_first_round_the_average_is_the_initial_model():
     (w,) = models(0)
-    watch = Watch({"wima": wima.WIMA(3)}, w)
+    watch = Averages({"wima": wima.WIMA(3)}, w)
     assert torch.equal(watch.vector("wima"), w) and torch.equal(watch.vector("plain"), w)
 
 
@@ -129,7 +129,7 @@ def test_wima_moves_by_the_mean_of_the_last_steps():
 
 def test_five_windows_share_one_ring_and_have_one_sum_each():
     first, *rest = models(450, d=11)
-    watch = Watch(named([wima.WIMA(window) for window in WINDOWS]), first)
+    watch = Averages(named([wima.WIMA(window) for window in WINDOWS]), first)
     for t in range(len(rest)):
         watch.update(rest[t])
         for window in WINDOWS:
@@ -159,7 +159,7 @@ def test_averaging_leaves_the_trajectory_bit_identical():
 
 def test_an_update_neither_writes_w_nor_keeps_its_memory():
     first, *rest = models(12)
-    watch = Watch(named([wima.WIMA(2), wima.WIMA(5)]), first)
+    watch = Averages(named([wima.WIMA(2), wima.WIMA(5)]), first)
     for w in rest:
         before, version = w.clone(), w._version
         watch.update(w)
@@ -198,7 +198,7 @@ def test_a_part_is_the_mean_there_and_the_last_model_elsewhere(window):
 
 def test_a_part_of_a_task_without_layers_is_refused():
     with pytest.raises(wima.UsageError, match="part='classifier' needs a model whose layers"):
-        Watch({"head": wima.WIMA(3, "classifier")}, torch.zeros(4))
+        Averages({"head": wima.WIMA(3, "classifier")}, torch.zeros(4))
     with pytest.raises(wima.UsageError, match=r"WIMA\.part must be one of .*got 'head'"):
         wima.WIMA(3, "head")
 
@@ -208,7 +208,7 @@ def test_ten_thousand_updates_do_not_drift(dtype):
     window = 100
     first, *rest = models(10_000, d=4, dtype=dtype)
     rest = [w / w.abs().max() for w in rest]
-    watch = Watch({"wima": wima.WIMA(window)}, first)
+    watch = Averages({"wima": wima.WIMA(window)}, first)
     for t, w in enumerate(rest):
         watch.update(w)
         if t % 997 == 0 or t == len(rest) - 1:
@@ -261,7 +261,7 @@ def test_two_averagers_of_one_name_need_a_dict():
     assert torch.equal(watched[-1]["a"], watched[-1]["b"])
     assert named([wima.WIMA(5), wima.WIMA(5, "classifier")]).keys() == {"wima5", "wima5-classifier"}
     with pytest.raises(wima.UsageError, match="'plain' is reserved for the model"):
-        Watch({"plain": wima.WIMA(5)}, torch.zeros(2))
+        Averages({"plain": wima.WIMA(5)}, torch.zeros(2))
 
 
 @pytest.mark.parametrize("window", [0, -1, 2.5, True, "5", None])

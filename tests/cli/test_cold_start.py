@@ -39,3 +39,16 @@ def test_a_list_of_runs_imports_nothing_heavy(tmp_path, cli):
 def test_a_wrong_setting_is_found_before_torch_is_imported(tmp_path, mistake):
     found = json.loads(printed(CODE, str(tmp_path), "run", "digits", mistake))
     assert found == [False, []]  # nothing on standard output
+
+
+@pytest.mark.parametrize(
+    ("code", "without"),
+    [
+        ("", "torch numpy"),
+        ("wima.WindowAverage, wima.ArrayWindow", "pandas matplotlib scipy typer pooch sklearn"),
+        ("wima.FederatedData, wima.average_files", "torch pandas matplotlib scipy typer pooch"),
+    ],
+)
+def test_a_name_imports_only_what_it_needs(code, without):
+    heavy = f"import sys, wima\n{code}\nprint([m for m in {without.split()} if m in sys.modules])"
+    assert printed(heavy).strip() == "[]"

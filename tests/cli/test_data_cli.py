@@ -10,8 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.helpers.fedjax_files import FEMNIST_FILES, femnist_folder, write_fedjax, writer
-from wima.data.cache import Remote, open_ready
-from wima.data.download import fetch
+from wima.data.cache import Remote, fetch, open_ready
 from wima.data.load import PUBLIC
 from wima.data.sets.femnist import FEMNIST
 

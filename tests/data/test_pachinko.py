@@ -5,15 +5,18 @@ from __future__ import annotations
 import lzma
 import random
 import sqlite3
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from wima.core.errors import UsageError
+from wima.data.cache import RawData, prepare
+from wima.data.federated import FederatedData
 from wima.data.load import load
 from wima.data.manage import import_data
-from wima.data.sets.tff import parse_example, read_pam
-from wima.data.splits.pachinko import pachinko
+from wima.data.sets.cifar import CIFAR100, PAM, parse_example, read_pam
+from wima.data.split import pachinko
 
 SIZE = 100  # images per client
 GROUP_OF = np.random.default_rng(0).permutation(np.repeat(np.arange(20), 5))  # 100 classes
@@ -93,6 +96,7 @@ def test_five_hundred_clients_with_a_hundred_images_each_share_out_all_images(fu
     assert tables(y, clients)[0].sum(axis=0).tolist() == [500] * 100
 
 
+@pytest.mark.lab
 def test_its_skew_is_that_of_the_naive_process_at_full_size(full_size):
     ours = statistics(*tables(*full_size))
     naive = np.array([statistics(*naive_pachinko(500, seed)) for seed in range(6)])
@@ -102,6 +106,7 @@ def test_its_skew_is_that_of_the_naive_process_at_full_size(full_size):
     print("classes, coarse labels, entropy, repeats:", ours.round(3), naive.mean(0).round(3))
 
 
+@pytest.mark.lab
 def test_its_skew_is_that_of_the_naive_process_over_many_seeds():
     y, groups = labels(20)  # 20 clients a seed; the last ones get the leftovers, as at full size
     ours = np.array([statistics(*tables(y, pachinko(y, groups, 20, seed))) for seed in range(8)])
@@ -206,6 +211,28 @@ def test_tffs_clients_are_the_clients(tmp_path, monkeypatch):
         load("cifar100-pam", clients=20)
 
 
+def test_without_tffs_file_its_name_does_not_stand_for_our_own_allocation(tmp_path, monkeypatch):
+    monkeypatch.setenv("WIMA_DATA", str(tmp_path))
+    y, groups = labels(500)
+    small = np.zeros((len(y), 3, 1, 1), np.uint8)
+    ours = RawData(small, y, small[:9], y[:9], 100, groups=groups)
+    prepare(replace(CIFAR100, read=lambda source: ours), tmp_path)
+    monkeypatch.setattr("pooch.retrieve", unreachable)
+    with pytest.raises(UsageError, match=r"cannot be downloaded(.|\n)*0.1.0.* split=pachinko\.$"):
+        load("cifar100-pam")
+    train = load("cifar100", split="pachinko", seed=3).train
+    owners = pachinko(y, groups, 500, seed=3)
+    expected = FederatedData.from_arrays(small, y, owners, classes=100)
+    assert np.array_equal(train.y, expected.y) and np.array_equal(train.sizes, [100] * 500)
+    assert load("cifar100", split="pachinko", clients=20).train.num_clients == 20
+    with pytest.raises(UsageError, match="split=pachinko needs groups of classes"):
+        load("digits", split="pachinko")
+
+
+def unreachable(*given, **options):
+    raise OSError("no network")
+
+
 GOOD = example(**an_image(3))
 
 
@@ -228,16 +255,16 @@ GOOD = example(**an_image(3))
 )
 def test_a_damaged_example_is_refused_by_the_files_name(tmp_path, blob):
     path = write_tff(tmp_path / "cifar100.sqlite", [*some_rows(), ("train", "1", blob)])
-    with pytest.raises(UsageError, match=rf"{path}: not TFF's CIFAR-100, or damaged"):
-        read_pam(path)
+    with pytest.raises(UsageError, match=rf"{path}: damaged, or not TFF's"):
+        prepare(PAM, path)
 
 
 def test_damage_inside_a_compressed_file_is_told_of_that_file(tmp_path):
     plain = write_tff(tmp_path / "a.sqlite", [("train", "1", b"noise")])
     path = tmp_path / "cifar100.sqlite.lzma"
     path.write_bytes(lzma.compress(plain.read_bytes()))
-    with pytest.raises(UsageError, match=rf"{path}: not TFF's CIFAR-100, or damaged"):
-        read_pam(path)
+    with pytest.raises(UsageError, match=rf"{path}: damaged, or not TFF's"):
+        prepare(PAM, path)
 
 
 def test_what_is_no_file_of_tffs_is_refused(tmp_path):
@@ -250,5 +277,5 @@ def test_what_is_no_file_of_tffs_is_refused(tmp_path):
         with pytest.raises(UsageError, match=rf"{path}: truncated, or not an lzma file"):
             read_pam(path)
     path = write_tff(tmp_path / "cifar100.sqlite", some_rows()[:3])
-    with pytest.raises(UsageError, match=rf"{path}: no examples in split 'test'"):
-        read_pam(path)
+    with pytest.raises(UsageError, match=rf"{path}: damaged, or not .*no examples in split 'test'"):
+        prepare(PAM, path)

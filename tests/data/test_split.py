@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.helpers.commands import printed
 from wima.core.errors import UsageError
+from wima.data.federated import as_names
 from wima.data.load import load
-from wima.data.sets.digits import digits, load_digits_split
-from wima.data.splits.labels import as_names, dirichlet, iid, one_class, split
+from wima.data.sets.digits import digits, load_digits, load_digits_split
+from wima.data.split import dirichlet, iid, one_class, split
 
 CIFAR10 = np.repeat(np.arange(10), 5_000)  # 50,000 labels, 5,000 of each class, as CIFAR-10 has
 UNEQUAL = np.repeat([3, 5, 8], [700, 200, 101])  # labels need be neither balanced nor 0, 1, 2, ...
@@ -240,6 +240,16 @@ def test_digits_take_clients_alpha_and_seed_by_name():
     assert load("digits").train.num_clients == 100
 
 
-def test_importing_the_data_package_does_not_import_sklearn():
-    code = "import sys, wima.data.load as l; print(l.__name__, {'sklearn'} & sys.modules.keys())"
-    assert printed(code).split() == ["wima.data.load", "set()"]
+def test_the_stored_digits_are_scikit_learns_and_so_is_their_split():
+    datasets = pytest.importorskip("sklearn.datasets")
+    selection = pytest.importorskip("sklearn.model_selection")
+    x, y = datasets.load_digits(return_X_y=True)
+    images, labels = load_digits()
+    assert np.array_equal(images, x) and np.array_equal(labels, y)
+    assert (images.dtype, labels.dtype) == (x.dtype, y.dtype)
+    x = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    parts = selection.train_test_split(x, y, test_size=0.2, stratify=y, random_state=0)
+    for stored, split_there in zip(
+        load_digits_split(), [parts[k] for k in (0, 2, 1, 3)], strict=True
+    ):
+        assert np.array_equal(stored, split_there) and stored.dtype == split_there.dtype

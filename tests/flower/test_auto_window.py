@@ -17,14 +17,14 @@ from flwr.serverapp.strategy import (
     FedAvgM,
     Strategy,
 )
-from sklearn.datasets import load_digits
 
 from tests.flower.test_strategy import PRIVATE, STRATEGIES
 from tests.helpers.flower_rounds import AUTO, BOTH, Taking, flat, rounds
 from tests.helpers.flower_toys import NODES, ROUNDS, W, grid, initial, play, record, same
 from tests.helpers.listener import heard
 from wima import WIMA, UsageError
-from wima.averaging import Watch
+from wima.averaging import Averages
+from wima.data.sets.digits import load_digits
 from wima.flower import averaged, run_flower
 from wima.flower.averages import strategy as module
 
@@ -32,7 +32,7 @@ from wima.flower.averages import strategy as module
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_step_is_the_weighted_mean_of_the_replies_and_w_is_chosen_by_it(name):
     strategy = averaged(STRATEGIES[name](fraction_train=0.5), BOTH)
-    watch = Watch({"wima-auto": AUTO}, torch.from_numpy(flat(initial())).float())
+    watch = Averages({"wima-auto": AUTO}, torch.from_numpy(flat(initial())).float())
     windows = []
     for sent, step, arrays in rounds(strategy, 25):
         np.testing.assert_allclose(heard(strategy)[-1], step, rtol=1e-5, atol=1e-6)
@@ -148,7 +148,7 @@ def test_a_restarted_server_goes_on_to_the_same_choices(name, cut, tmp_path):
     assert early + [again.averaging.windows for _ in rest] == windows
     for model in ("plain", "wima-auto", f"wima{W}"):
         assert same(again.averaging.model(model), whole.averaging.model(model))
-    states = [s.averaging._watch.states["wima-auto"] for s in (again, whole)]
+    states = [s.averaging._averages.states["wima-auto"] for s in (again, whole)]
     assert torch.equal(states[0].scores, states[1].scores)
     again.averaging.close()
     with pytest.raises(UsageError, match=r"contains averages with averagers .*WIMA\(window='auto'"):
@@ -186,7 +186,7 @@ def test_private_models_that_are_no_mean_are_refused(name, tmp_path):
 
 def test_on_digits_it_is_better_than_the_newest_model():
     """Ten clients with one digit each, three of them in a round."""
-    images, digits = load_digits(return_X_y=True)
+    images, digits = load_digits()
     images, train, test = images / 16, np.arange(0, len(digits), 2), np.arange(1, len(digits), 2)
     app, server, results = ClientApp(), ServerApp(), []
 

@@ -28,9 +28,9 @@ from flwr.server import ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from sklearn.datasets import load_digits
 
 from wima import RunError, UsageError
+from wima.data.sets.digits import load_digits
 from wima.flower import LocalGrid, run_flower
 from wima.flower.private import TESTED
 
@@ -44,7 +44,7 @@ class Net(nn.Sequential):
 
 @cache
 def load_data(partition: int, partitions: int):
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     x = torch.tensor(images[partition::partitions] / 16, dtype=torch.float32)
     return x, torch.tensor(labels[partition::partitions])
 

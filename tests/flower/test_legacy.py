@@ -25,7 +25,7 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from tests.helpers.flower_legacy import INITIAL, NODES, SIZES, Client, client_fn, update
 from tests.helpers.listener import Listener, heard
 from wima import WIMA, UsageError
-from wima.averaging import Watch
+from wima.averaging import Averages
 from wima.core.statistics import summary
 from wima.flower import LocalGrid, averaged_legacy
 
@@ -236,7 +236,7 @@ def flat(parameters) -> np.ndarray:
 def test_a_window_is_chosen_by_the_clients_mean_step_before_the_strategys_rule(name):
     strategy = averaged_legacy(STRATEGIES[name](**settings()), [WIMA("auto"), Listener()])
     parameters = ndarrays_to_parameters(INITIAL)
-    watch = Watch({"wima-auto": WIMA("auto")}, torch.from_numpy(flat(INITIAL)).float())
+    watch = Averages({"wima-auto": WIMA("auto")}, torch.from_numpy(flat(INITIAL)).float())
     for t in range(1, 13):
         before = parameters_to_ndarrays(parameters)
         parameters = fit(strategy, parameters, 1, first=t)

@@ -16,7 +16,7 @@ from wima.flower import averaged
 from wima.storage import manifests
 from wima.storage.segments import Segments
 
-AVERAGERS = [WIMA(5), WIMA(4, shape="sqrt"), EMA(0.9), LAWA(3, 2), SWA(start=4, cycle=2)]
+AVERAGERS = [WIMA(5), WIMA(4, buckets=2), EMA(0.9), LAWA(3, 2), SWA(start=4, cycle=2)]
 
 
 @pytest.mark.parametrize("stored", [{}, {"window_store": "files"}, {"store_dtype": "bfloat16"}])
@@ -190,7 +190,7 @@ def test_a_state_of_an_earlier_version_is_read_or_refused_with_advice(make, tmp_
 
 
 def test_a_folder_of_the_first_release_is_resumed(tmp_path):
-    """Averagers are compared by their text; WIMA had no shape then."""
+    """Averagers are compared by their text; WIMA had no buckets then."""
     feed(averaged(FedAvg(), WIMA(5), folder=tmp_path), drawn(3)).close()
     newest = manifests.manifests(tmp_path)[0]
     identity = manifests.read_manifest(newest, manifests.FORMAT)["identity"]
@@ -198,8 +198,6 @@ def test_a_folder_of_the_first_release_is_resumed(tmp_path):
     other = averaged(FedAvg(), WIMA(5), folder=tmp_path)
     assert other.averaging.seen == 3
     other.averaging.close()
-    with pytest.raises(UsageError, match=r"but got .*shape='sqrt'"):
-        averaged(FedAvg(), WIMA(5, shape="sqrt"), folder=tmp_path)
 
 
 def test_state_of_other_averagers_or_damaged_is_refused(tmp_path):

@@ -11,7 +11,7 @@ from tests.helpers.paths import ROOT
 # For the scripts: what window="auto" makes of models and of the gradients that led to each.
 RULE = """
 import torch
-from wima.averaging import WIMA, Watch
+from wima.averaging import WIMA, Averages
 
 
 def copies(tensors):
@@ -19,7 +19,7 @@ def copies(tensors):
 
 
 def follows_the_rule(average, models, gradients):
-    watch = Watch({"auto": WIMA("auto")}, models[0])
+    watch = Averages({"auto": WIMA("auto")}, models[0])
     for model, gradient in zip(models, gradients, strict=True):
         watch.update(model, gradient)
     return (torch.equal(copies(average.tensors().values()), watch.vector("auto").float().double())

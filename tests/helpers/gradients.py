@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import wima
 from tests.helpers.modules import Odd
-from wima.averaging import WIMA, Watch
+from wima.averaging import WIMA, Averages
 
 AUTO = partial(wima.WindowAverage, window="auto")
 KINDS = [
@@ -26,7 +26,7 @@ class Reference:
 
     def __init__(self, average: wima.WindowAverage, model: nn.Module) -> None:
         self.names, self.model = average.names, model
-        self.watch = Watch({"auto": WIMA("auto")}, self.flat())
+        self.watch = Averages({"auto": WIMA("auto")}, self.flat())
 
     def flat(self, gradients: dict[str, Tensor] | None = None) -> Tensor:
         now: dict[str, Tensor] = dict(self.model.named_parameters())

@@ -25,7 +25,7 @@ BASE = {
     "engine": "serial",
     "averagers": [
         "wima:window=5",
-        "wima:window=5:shape=sqrt",
+        "wima:window=5:buckets=2",
         "ema",
         {"name": "lawa", "k": 3, "every": 2},
         {"name": "swa", "start": 10, "cycle": 3},

@@ -1,4 +1,4 @@
-"""An averager that keeps what it is judged by, for tests."""
+"""An averager that keeps the gradients it is given, for tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from wima.averaging import Averager
 class Listener(Averager):
     """Its state is the newest model, followed by all that came as `fresh`."""
 
-    judges = True
+    needs_gradient = True
 
     def init(self, w):
         return (w.clone(),)
 
-    def judge(self, state, fresh):
-        return (*state, fresh.clone())
+    def use_gradient(self, state, gradient):
+        return (*state, gradient.clone())
 
     def update(self, state, w, past):
         return (w.clone(), *state[1:])
@@ -28,4 +28,4 @@ class Listener(Averager):
 
 def heard(strategy) -> list:
     """What the listener of an averaged strategy was given, as arrays."""
-    return [fresh.numpy() for fresh in strategy.averaging._watch.states["listener"][1:]]
+    return [fresh.numpy() for fresh in strategy.averaging._averages.states["listener"][1:]]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
+
+from wima.data.sets.digits import load_digits
 
 
 class Odd(nn.Module):
@@ -76,7 +77,7 @@ def net() -> nn.Sequential:
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = load_digits(return_X_y=True)
+    x, y = load_digits()
     return torch.tensor(x, dtype=torch.float32) / 16, torch.tensor(y)
 
 

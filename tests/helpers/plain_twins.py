@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wima.data.augment import PAD, draw
+from wima.data.transform import PAD, draw
 
 
 def plain_crop_and_flip(x: Tensor, address: tuple[int, ...]) -> Tensor:
-    """`wima.data.augment.crop_and_flip`, one image after the other."""
+    """`wima.data.transform.crop_and_flip`, one image after the other."""
     top, left, flip = draw(len(x), 2 * PAD + 1, address)
     padded, (height, width) = F.pad(x, (PAD, PAD, PAD, PAD)), x.shape[2:]
     images = []

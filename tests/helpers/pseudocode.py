@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import cos, pi
 from typing import Any
 
 
@@ -256,26 +255,6 @@ def fedyogi(problem: Problem, **kw: Any) -> list:
 def wima(models: Sequence, window: int) -> list:
     """WIMA: Caldarola et al., ICCVW 2023, Eq. 4; before W models exist, the mean of all."""
     return [sum(models[max(0, t - window) : t]) / min(t, window) for t in range(1, len(models) + 1)]
-
-
-DECAYS = {
-    "linear": lambda j, window: (window - j) / window,
-    "sqrt": lambda j, window: 1 - (j / window) ** 0.5,
-    "cosine": lambda j, window: 0.5 + 0.5 * cos(pi * j / window),
-}
-
-
-def replayed(models: Sequence, window: int, shape: str, w0: Any) -> list:
-    """WSM: Tian et al., arXiv:2507.17634: the last steps again, at a rate that decays to 0."""
-    every, served = [w0, *models], []
-    for t in range(1, len(every)):
-        steps = min(t, window)
-        begin = t - steps
-        w = every[begin]
-        for j in range(steps):
-            w = w + DECAYS[shape](j, steps) * (every[begin + j + 1] - every[begin + j])
-        served.append(w)
-    return served
 
 
 def swa(models: Sequence, start: int, cycle: int, phase: str = "fedsam", w0: Any = None) -> list:

@@ -64,14 +64,13 @@ def test_end_points_are_the_last_files_and_at_most_the_later_half():
 
 def test_on_pure_noise_the_longest_window_is_best_and_its_metrics_are_those_of_the_means(tmp_path):
     models = noise(40)
-    rules = [Window(1), Window(5), Window(30), Window(30, "sqrt"), Decay(0.5)]
+    rules = [Window(1), Window(5), Window(30), Decay(0.5)]
     rows = advise(walk(tmp_path, models), loss, rules, [40, 39, 38, 37], minimize=True)
     assert best_of(rows).rule == Window(30)
     for row, window in zip(rows, (1, 5, 30), strict=False):
         means = [models[end - window : end].mean(axis=0) for end in (40, 39, 38, 37)]
         np.testing.assert_allclose(row.values, np.linalg.norm(means, axis=1))
-    assert rows[3].values != rows[2].values  # the same files with other weights
-    assert rows[3].rule.option == "--window 30 --shape sqrt"
+    assert rows[2].rule.option == "--window 30"
     assert "W = 30 is best" in verdict(rows)[0]
     assert verdict(rows)[1] == "Averaging helps here: wima average --window 30."
 
@@ -129,7 +128,8 @@ def test_the_candidates_that_equal_the_best_are_named():
 def evaluator(folder: Path) -> str:
     script = folder / "evaluate.py"
     script.write_text(
-        "import sys, numpy\nprint('distance:', numpy.linalg.norm(numpy.load(sys.argv[1])['w']))\n"
+        "import json, sys, numpy\nw = numpy.load(sys.argv[1])['w']\n"
+        "print(json.dumps({'distance': float(numpy.linalg.norm(w))}))\n"
     )
     return f"{sys.executable} {script} {{}}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from safetensors.torch import save_file
 
 import wima
-from tests.helpers import pseudocode
 from tests.helpers.checkpoints import assert_same, load, model, naive, save, small, without
 from tests.helpers.commands import printed
-from wima.averaging import Watch
+from wima.averaging import Averages
 from wima.core.errors import UsageError
-from wima.core.shapes import SHAPES
 from wima.model_files import mean as mean_module
 from wima.model_files.mean import Decay, Window, average_files
-from wima.model_files.select import select
+from wima.model_files.read import select
 from wima.model_files.tensors import decode, encode
 
 # The mean.
@@ -87,7 +87,7 @@ def test_files_give_the_bits_of_the_loop_on_a_long_walk_with_a_window_that_slide
 
 
 def assert_bits_of_the_loop(folder: Path, models: torch.Tensor, window: int) -> None:
-    watch = Watch({"mean": wima.WIMA(window)}, models[0])
+    watch = Averages({"mean": wima.WIMA(window)}, models[0])
     files = []
     for step, w in enumerate(models):
         watch.update(w)
@@ -98,50 +98,21 @@ def assert_bits_of_the_loop(folder: Path, models: torch.Tensor, window: int) -> 
     shutil.rmtree(folder)
 
 
-@given(
-    walk=st.lists(st.lists(st.floats(-1, 1), min_size=3, max_size=3), min_size=2, max_size=12),
-    window=st.integers(1, 12),
-    shape=st.sampled_from(list(SHAPES)),
-)
-@settings(deadline=None, max_examples=40)
-def test_files_with_a_shape_are_the_last_steps_at_a_rate_that_decays(
-    tmp_path_factory, walk, window, shape
-):
-    folder = tmp_path_factory.mktemp("files")
-    first, *models = torch.tensor(walk, dtype=torch.float64)
-    files = [save(folder / f"{n}.npz", {"w": w}) for n, w in enumerate(models)]
-    average_files(files, folder / "mean.npz", Window(window, shape))
-    expected = pseudocode.replayed(models, window, shape, w0=first)[-1]
-    torch.testing.assert_close(load(folder / "mean.npz")["w"], expected, rtol=0, atol=1e-12)
-    shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_files_with_a_shape_are_averaged_as_in_the_loop(tmp_path, shape):
-    models = torch.randn(9, 50, generator=torch.Generator().manual_seed(1))
-    watch = Watch({"average": wima.WIMA(6, shape=shape)}, models[0])
-    for w in models:
-        watch.update(w)
-    files = [save(tmp_path / f"{n}.safetensors", {"w": w.clone()}) for n, w in enumerate(models)]
-    average_files(files, tmp_path / "mean.safetensors", Window(6, shape))
-    torch.testing.assert_close(load(tmp_path / "mean.safetensors")["w"], watch.vector("average"))
-
-
-def test_linear_is_the_default_and_the_plain_mean_bit_for_bit(cli, tmp_path):
+def test_the_default_is_the_plain_mean_bit_for_bit(cli, tmp_path):
     models = [model(step) for step in range(7)]
     for n, tensors in enumerate(models):
         save(tmp_path / f"step_{n}.safetensors", tensors)
     default, linear = tmp_path / "default.safetensors", tmp_path / "linear.safetensors"
     options = ["average", "step_*.safetensors", "--window", "6", "--out"]
     assert cli(*options, default.name)[0] == 0
-    assert cli(*options, linear.name, "--shape", "linear")[0] == 0
+    assert cli(*options, linear.name, "--shape", "linear")[0] == 0  # the only one that is left
     assert default.read_bytes() == linear.read_bytes()
     assert_same(load(linear), naive(models[-6:]))
 
 
 def test_ema_of_files_is_that_of_the_loop(tmp_path):
     models = torch.randn(9, 50, generator=torch.Generator().manual_seed(1))
-    watch = Watch({"ema": wima.EMA(0.8)}, models[0])
+    watch = Averages({"ema": wima.EMA(0.8)}, models[0])
     for w in models:
         watch.update(w)
     files = [save(tmp_path / f"{n}.pt", {"w": w.clone()}) for n, w in enumerate(models)]
@@ -237,20 +208,6 @@ def test_the_command_takes_quoted_patterns_and_says_what_was_used(cli, tmp_path)
     assert load(tmp_path / "ema.pt")["w"].tolist() == [11.5] * 4
 
 
-def test_the_command_puts_the_weights_of_sqrt_on_old_files_and_of_cosine_on_those_between(
-    cli, tmp_path
-):
-    for n, row in enumerate(torch.eye(4)):
-        save(tmp_path / f"step_{n}.pt", {"w": row.clone()})
-    options = ["average", "step_*.pt", "--window", "4"]
-    assert "W = 4, sqrt, 4 checkpoints" in cli(*options, "--shape", "sqrt", "--out", "s.pt")[1]
-    assert cli(*options, "--shape", "cosine", "--out", "c.pt")[0] == 0
-    oldest, *_, newest = sqrt = load(tmp_path / "s.pt")["w"].tolist()
-    assert oldest == max(sqrt) == 0.5 and newest == min(sqrt)
-    oldest, older, newer, newest = load(tmp_path / "c.pt")["w"].tolist()
-    assert oldest == newest < older == newer
-
-
 MEASURED = """
 import sys
 from pathlib import Path
@@ -260,22 +217,42 @@ def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
 
 before = peak()
-average_files([Path(f"{n}.safetensors") for n in range(3)], Path("m.npz"), Window(3, SHAPE))
+average_files([Path(f"{n}.safetensors") for n in range(3)], Path("m.npz"), Window(3))
 print("torch" in sys.modules, peak() - before)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-@pytest.mark.parametrize("shape", ["linear", "cosine"])
-def test_safetensors_and_npz_are_averaged_without_torch_in_little_memory(
-    tmp_path, monkeypatch, shape
-):
+def test_safetensors_and_npz_are_averaged_without_torch_in_little_memory(tmp_path, monkeypatch):
     big = {"w": torch.zeros(4_000_000), "v": torch.zeros(3_000_000)}
     for n in range(3):
         save(tmp_path / f"{n}.safetensors", {name: t + n for name, t in big.items()})
     monkeypatch.chdir(tmp_path)
-    torch_loaded, grown = printed(MEASURED.replace("SHAPE", repr(shape))).split()
+    torch_loaded, grown = printed(MEASURED).split()
     assert torch_loaded == "False"
     accumulators = 8 * mean_module.GROUP
     assert int(grown) < accumulators + 20e6 < 2 * 16e6 + 200e6
     assert load(tmp_path / "m.npz")["w"].unique().tolist() == [1.0]
+
+
+def test_a_folder_stands_for_all_checkpoints_in_it(cli, tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    for t in (100, 200, 300):
+        w = torch.full((2,), float(t))
+        save(tmp_path / f"snapshots/round-{t:06}.safetensors", {"w": w})
+    (tmp_path / "snapshots/notes.txt").write_text("not a checkpoint")
+    assert cli("average", "snapshots", "--window", "2", "--out", "y.safetensors")[0] == 0
+    assert load(tmp_path / "y.safetensors")["w"].tolist() == [250, 250]
+    (tmp_path / "empty").mkdir()
+    code, _, err = cli("average", "empty", "--out", "z.pt")
+    assert code == 2 and "The folder empty contains none of model.safetensors.index.json" in err
+
+
+def test_a_snapshot_of_version_0_1_0_is_read_as_the_mean_of_its_rounds(tmp_path):
+    for first, last in ((1, 4), (5, 6)):
+        about = {"first": first, "last": last, "dtype": "torch.float32", "sha256": "..."}
+        total = {"w": torch.full((2,), float(sum(range(first, last + 1))), dtype=torch.float64)}
+        path = tmp_path / f"{last:09}.safetensors"
+        save_file(total, path, {"about": json.dumps(about)})
+    average_files([path], tmp_path / "mean.npz")
+    assert load(tmp_path / "mean.npz")["w"].tolist() == [5.5, 5.5]

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from tests.helpers.checkpoints import assert_same, load, model, naive, save, small
 from wima.core.errors import UsageError
 from wima.model_files.mean import Window, average_files
-from wima.model_files.select import select
+from wima.model_files.read import select
 
 
 def test_metadata_of_the_newest_file_is_kept_and_the_origin_is_told(tmp_path):

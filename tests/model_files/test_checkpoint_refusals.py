@@ -115,12 +115,8 @@ def test_a_damaged_file_is_named_and_nothing_is_written(cli, tmp_path, ending, d
         (["step_1.pt", "--out", "m.pt", "--last", "-1"], ["--last", "positive integer, got -1"]),
         (["step_1.pt", "--out", "m.pt", "--ema", "1"], ["--ema", "[0, 1)"]),
         (
-            ["step_1.pt", "--out", "m.pt", "--shape", "x"],
-            ["--shape", "linear, sqrt, cosine"],
-        ),
-        (
-            ["step_1.pt", "--out", "m.pt", "--shape", "sqrt", "--ema", "0.9"],
-            ["Use --shape or --ema, not both"],
+            ["step_1.pt", "--out", "m.pt", "--shape", "sqrt"],
+            ["--shape='sqrt' was removed", "omit it for the mean"],
         ),
         (["step_1.pt", "--out", "old.pt"], ["old.pt already exists", "--force"]),
         (["step_*.pt", "--out", "step_1.pt", "--force"], ["is one of the checkpoints"]),

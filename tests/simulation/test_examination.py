@@ -14,7 +14,7 @@ from wima.algorithms.traffic import traffic
 from wima.core.errors import UsageError
 from wima.core.statistics import summary
 from wima.data.batches import batches
-from wima.data.holdout import hold_out
+from wima.data.federated import hold_out
 from wima.data.sets.digits import digits
 from wima.runs.launch import launch, resume
 from wima.runs.record import as_line, checked, from_line

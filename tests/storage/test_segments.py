@@ -150,7 +150,7 @@ def test_a_round_that_is_given_up_leaves_no_trace():
 
 @pytest.mark.parametrize("algorithm", [wima.Scaffold(), wima.FedDyn(), wima.AdaBest()])
 def test_a_run_in_files_is_a_run_in_memory(tmp_path, algorithm):
-    averagers = [wima.WIMA(3), wima.WIMA(3, shape="cosine"), wima.LAWA(k=2, every=2)]
+    averagers = [wima.WIMA(3), wima.WIMA(3, buckets=2), wima.LAWA(k=2, every=2)]
     storage = Storage(Segments(tmp_path), mapped_window=True, client_bytes=100.0)
     runs = [
         wima.run(task_of(), algorithm, averagers=averagers, storage=s, **OPTIONS)

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import wima
-from tests.helpers import pseudocode
 from tests.helpers.commands import printed
 from tests.helpers.paths import ROOT
 
@@ -36,18 +35,6 @@ def test_one_array_is_averaged():
             assert value.dtype == np.float32
             expected = np.mean(np.array(seen[-window:], dtype=np.float64), axis=0)
             np.testing.assert_allclose(value, expected, rtol=3e-7, atol=1e-8)
-
-
-@pytest.mark.parametrize("shape", pseudocode.DECAYS)
-def test_an_array_is_averaged_with_the_weights_of_a_shape(shape):
-    first, *arrays = np.random.default_rng(0).normal(size=(9, 2, 3))
-    average = wima.ArrayWindow(5, shape=shape)
-    for array in arrays:
-        average.update(array)
-    expected = pseudocode.replayed(arrays, 5, shape, w0=first)[-1]
-    np.testing.assert_allclose(average.value(), expected, rtol=0, atol=1e-12)
-    with pytest.raises(wima.UsageError, match="shape must be one of linear, sqrt, cosine"):
-        wima.ArrayWindow(shape="root")
 
 
 def tree(k: int) -> dict[str, Any]:

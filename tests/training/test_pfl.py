@@ -109,7 +109,7 @@ torch.testing.assert_close(again.tensors()["net.weight"], mean)
 _, auto, walked = train(60, window="auto")
 start = copies(Net().parameters())
 deltas = [a - b for a, b in zip([start, *walked.models], walked.models)]
-watch = Watch({"auto": WIMA("auto")}, start)
+watch = Averages({"auto": WIMA("auto")}, start)
 for model, delta in zip(walked.models, deltas):
     watch.update(model, delta)
 torch.testing.assert_close(copies(auto.tensors().values()), watch.vector("auto"), atol=1e-6, rtol=0)

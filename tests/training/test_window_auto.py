@@ -184,7 +184,7 @@ def test_gradients_that_were_zeroed_too_early_are_an_error(set_to_none):
     [
         ({"dtype": torch.bfloat16}, "keeps float64 sums in memory instead of models: omit dtype"),
         ({"folder": "past"}, "omit folder"),
-        ({"shape": "sqrt", "dtype": torch.float16}, "omit dtype, shape"),
+        ({"folder": "past", "dtype": torch.float16}, "omit dtype, folder"),
         ({"window": "automatic"}, "one or more positive integers, got 'automatic'"),
         ({"window": [10, "auto"]}, "one or more positive integers, got 'auto'"),
     ],

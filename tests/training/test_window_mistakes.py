@@ -21,7 +21,7 @@ def frozen() -> nn.Module:
         (net, {"window": 0}, "window must be one or more positive integers, got 0"),
         (net, {"window": []}, "got none"),
         (net, {"every": 1.5}, "every must be a positive integer, got 1.5"),
-        (net, {"shape": "sqr"}, "shape must be one of linear, sqrt, cosine, got 'sqr'"),
+        (net, {"shape": "sqr"}, "shape='sqr' was removed"),
         (net, {"parts": "4.wieght"}, "Unknown part '4.wieght'; did you mean '4.weight'"),
         (net, {"parts": "1.num_batches_tracked"}, "no floating-point tensor"),
         (frozen, {}, "no trainable parameter"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from wima.averaging.averages import Last, Watch, named
-from wima.averaging.base import Averager
-from wima.averaging.ema import EMA, PowerEMA
-from wima.averaging.lawa import LAWA
-from wima.averaging.swa import SWA
-from wima.averaging.wima import WIMA
+from wima.averaging.averages import Averages as Averages, Last as Last, named as named
+from wima.averaging.base import Averager as Averager
+from wima.averaging.ema import EMA as EMA, PowerEMA as PowerEMA
+from wima.averaging.lawa import LAWA as LAWA
+from wima.averaging.swa import SWA as SWA
+from wima.averaging.wima import WIMA as WIMA
 
 BY_NAME: dict[str, type[Averager]] = {
     "wima": WIMA,
@@ -16,16 +16,3 @@ BY_NAME: dict[str, type[Averager]] = {
     "power-ema": PowerEMA,
     "lawa": LAWA,
 }
-
-__all__ = [
-    "BY_NAME",
-    "EMA",
-    "LAWA",
-    "SWA",
-    "WIMA",
-    "Averager",
-    "Last",
-    "PowerEMA",
-    "Watch",
-    "named",
-]

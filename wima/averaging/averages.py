@@ -23,11 +23,11 @@ class Last(Averager):
 
     Examples:
         >>> import torch, wima
-        >>> from wima.averaging import Watch
-        >>> watch = Watch({"mean": wima.Last()}, w=torch.zeros(1))
+        >>> from wima.averaging import Averages
+        >>> averages = Averages({"mean": wima.Last()}, w=torch.zeros(1))
         >>> for value in (1.0, 2.0, 4.0):
-        ...     watch.update(torch.tensor([value]))
-        >>> watch.vectors()["mean"]  # the newest
+        ...     averages.update(torch.tensor([value]))
+        >>> averages.vectors()["mean"]  # the newest
         tensor([4.])
     """
 
@@ -44,7 +44,7 @@ class Last(Averager):
         return state
 
 
-class Watch:
+class Averages:
     """Feeds every model to every averager; `vectors()` are the models to evaluate, by name.
 
     The newest model is always included, as "plain".  ring: how past models are kept, see `Ring`.
@@ -63,18 +63,20 @@ class Watch:
         if parts and mask is None:
             raise UsageError(f"part={parts.pop()!r} needs a model whose layers are known.")
         self._masks = {part: mask(part).to(w.device) for part in parts} if mask else {}
-        self.states = {name: a.init(w) for name, a in self.averagers.items()}
-        self.ring = Ring(max(a.history for a in self.averagers.values()), w, **ring)
+        self._rules = {name: averager.rule() for name, averager in self.averagers.items()}
+        self.states = {name: rule.init(w) for name, rule in self._rules.items()}
+        self.ring = Ring(max(rule.history for rule in self._rules.values()), w, **ring)
 
-    def update(self, w: Vector, fresh: Vector | None = None) -> None:
+    def update(self, w: Vector, gradient: Vector | None = None) -> None:
         """Take in the next model; w is never changed, and kept only as "plain".
 
-        fresh: the sum of the clients' own gradients in the round that produced w; see `judge`.
+        gradient: the sum of the clients' own gradients in the round that produced w, for averagers
+        that need it; see `Averager.use_gradient`.
         """
-        for name, averager in self.averagers.items():
-            if averager.judges and fresh is not None:
-                self.states[name] = averager.judge(self.states[name], fresh)
-            self.states[name] = averager.update(self.states[name], w, self.ring)
+        for name, rule in self._rules.items():
+            if rule.needs_gradient and gradient is not None:
+                self.states[name] = rule.use_gradient(self.states[name], gradient)
+            self.states[name] = rule.update(self.states[name], w, self.ring)
         self.ring.push(w)
 
     def encode(self, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
@@ -97,16 +99,15 @@ class Watch:
 
     def vector(self, name: str) -> Vector:
         """The named model."""
-        averager = self.averagers[name]
-        value = averager.value(self.states[name])
-        if averager.part == "all":
+        value, part = self._rules[name].value(self.states[name]), self.averagers[name].part
+        if part == "all":
             return value
-        return torch.where(self._masks[averager.part], value, self.states["plain"])
+        return torch.where(self._masks[part], value, self.states["plain"])
 
     def used(self) -> dict[str, int]:
         """The number of models in each average whose name does not say it."""
-        found = {name: a.used(self.states[name]) for name, a in self.averagers.items()}
-        return {name: window for name, window in found.items() if window is not None}
+        windows = {name: rule.used(self.states[name]) for name, rule in self._rules.items()}
+        return {name: window for name, window in windows.items() if window is not None}
 
     def vectors(self) -> dict[str, Vector]:
         """All models by name."""

@@ -35,7 +35,7 @@ class Averager:
 
     Examples:
         >>> import torch, wima
-        >>> from wima.averaging import Watch
+        >>> from wima.averaging import Averages
         >>> class MeanOfAll(wima.Averager):
         ...     def init(self, w):
         ...         return torch.zeros_like(w), 0
@@ -43,14 +43,15 @@ class Averager:
         ...         return state[0] + w, state[1] + 1
         ...     def value(self, state):
         ...         return state[0] / max(1, state[1])
-        >>> watch = Watch({"mean": MeanOfAll()}, w=torch.zeros(1))
+        >>> averages = Averages({"mean": MeanOfAll()}, w=torch.zeros(1))
         >>> for value in (1.0, 2.0, 6.0):
-        ...     watch.update(torch.tensor([value]))
-        >>> watch.vectors()["mean"]
+        ...     averages.update(torch.tensor([value]))
+        >>> averages.vectors()["mean"]
         tensor([3.])
     """
 
     part: str = "all"
+    needs_gradient = False  # whether `use_gradient` must be called
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -68,17 +69,16 @@ class Averager:
         return type(self).__name__.lower()
 
     @property
-    def judges(self) -> bool:
-        """Whether `judge` must be called."""
-        return False
-
-    @property
     def history(self) -> int:
         """How many earlier models `update` reads."""
         return 0
 
     def for_run(self, rounds: int) -> Averager:
         """The averager with everything that depends on the run's length filled in and checked."""
+        return self
+
+    def rule(self) -> Averager:
+        """The averager that does the work, if options choose one; it has the methods below."""
         return self
 
     def memory(self, w: Vector, rounds: int) -> int:
@@ -89,10 +89,11 @@ class Averager:
         """The state before the first model; w is the initial model, which is never averaged."""
         raise NotImplementedError
 
-    def judge(self, state: AverageState, fresh: Vector) -> AverageState:
+    def use_gradient(self, state: AverageState, gradient: Vector) -> AverageState:
         """The state after a round in which clients trained from the newest model.
 
-        fresh: the mean over clients of the sum of their own gradients, for the trained part of w.
+        gradient: the mean over clients of the sum of their own gradients, for the trained part of
+        w.
         """
         return state
 

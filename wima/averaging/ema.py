@@ -29,11 +29,11 @@ class EMA(Averager):
 
     Examples:
         >>> import torch, wima
-        >>> from wima.averaging import Watch
-        >>> watch = Watch({"mean": wima.EMA(decay=0.5)}, w=torch.zeros(1))
+        >>> from wima.averaging import Averages
+        >>> averages = Averages({"mean": wima.EMA(decay=0.5)}, w=torch.zeros(1))
         >>> for value in (1.0, 2.0, 4.0):
-        ...     watch.update(torch.tensor([value]))
-        >>> watch.vectors()["mean"]  # 0.5 * (0.5 * 1 + 0.5 * 2) + 0.5 * 4
+        ...     averages.update(torch.tensor([value]))
+        >>> averages.vectors()["mean"]  # 0.5 * (0.5 * 1 + 0.5 * 2) + 0.5 * 4
         tensor([2.7500])
     """
 
@@ -81,14 +81,14 @@ class PowerEMA(Averager):
 
     Examples:
         >>> import torch, wima
-        >>> from wima.averaging import Watch
+        >>> from wima.averaging import Averages
         >>> average = wima.PowerEMA(sigma=(1 / 18) ** 0.5)
         >>> round(average.gamma, 6)
         1.0
-        >>> watch = Watch({"mean": average}, w=torch.zeros(1))
+        >>> averages = Averages({"mean": average}, w=torch.zeros(1))
         >>> for value in (1.0, 2.0, 4.0):
-        ...     watch.update(torch.tensor([value]))
-        >>> round(watch.vectors()["mean"].item(), 3)  # weights t^2 - (t - 1)^2: 1, 3 and 5 ninths
+        ...     averages.update(torch.tensor([value]))
+        >>> round(averages.vectors()["mean"].item(), 3)  # weights t^2 - (t - 1)^2: 1, 3, 5
         3.0
     """
 

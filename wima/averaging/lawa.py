@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wima.averaging.base import Averager, Past
-from wima.averaging.wima import WIMA, WindowSum
+from wima.averaging.wima import Window, WindowSum
 from wima.core.checks import check_count
 from wima.core.vector import Vector
 from wima.storage.ring import Ring
@@ -28,11 +28,11 @@ class LAWA(Averager):
 
     Examples:
         >>> import torch, wima
-        >>> from wima.averaging import Watch
-        >>> watch = Watch({"mean": wima.LAWA(k=2, every=2)}, w=torch.zeros(1))
+        >>> from wima.averaging import Averages
+        >>> averages = Averages({"mean": wima.LAWA(k=2, every=2)}, w=torch.zeros(1))
         >>> for value in (1.0, 4.0, 9.0, 8.0):
-        ...     watch.update(torch.tensor([value]))
-        >>> watch.vectors()["mean"]  # of the models after rounds 2 and 4
+        ...     averages.update(torch.tensor([value]))
+        >>> averages.vectors()["mean"]  # of the models after rounds 2 and 4
         tensor([6.])
     """
 
@@ -49,16 +49,16 @@ class LAWA(Averager):
         return f"lawa{self.k}x{self.every}"
 
     def init(self, w: Vector) -> LAWAState:
-        return LAWAState(WIMA(self.k).init(w), Ring(self.k, w), 0)
+        return LAWAState(Window(self.k).init(w), Ring(self.k, w), 0)
 
     def update(self, state: LAWAState, w: Vector, past: Past) -> LAWAState:
         window, t = state.window, state.t + 1
         if t % self.every == 0:
-            window = WIMA(self.k).update(window, w, state.ring)
+            window = Window(self.k).update(window, w, state.ring)
             state.ring.push(w)
         elif window.seen == 0:
             window.total.copy_(w)
         return LAWAState(window, state.ring, t)
 
     def value(self, state: LAWAState) -> Vector:
-        return WIMA(self.k).value(state.window)
+        return Window(self.k).value(state.window)

@@ -37,11 +37,12 @@ class SWA(Averager):
 
     Examples:
         >>> import torch, wima
-        >>> from wima.averaging import Watch
-        >>> watch = Watch({"mean": wima.SWA(start=0, cycle=2, phase="izmailov")}, w=torch.zeros(1))
+        >>> from wima.averaging import Averages
+        >>> swa = wima.SWA(start=0, cycle=2, phase="izmailov")
+        >>> averages = Averages({"mean": swa}, w=torch.zeros(1))
         >>> for value in (1.0, 4.0, 9.0, 8.0):
-        ...     watch.update(torch.tensor([value]))
-        >>> watch.vectors()["mean"]  # of every second model
+        ...     averages.update(torch.tensor([value]))
+        >>> averages.vectors()["mean"]  # of every second model
         tensor([6.])
     """
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple, Self, cast
+from typing import Literal, NamedTuple, Self
 
 import torch
 
-from wima.averaging.base import Averager, AverageState, Past
-from wima.core.checks import check_count, is_count
+from wima.averaging.base import Averager, Past
+from wima.core.checks import EQUAL, check_count, check_equal_weights, is_count
 from wima.core.errors import check
-from wima.core.shapes import LINEAR, check_shape
 from wima.core.vector import Vector, one_thread
-from wima.storage.ring import CACHED, Ring
+from wima.storage.ring import CACHED
 from wima.storage.states import Spare
 
 DEFAULT_K = 2  # 24 sums after 10,000 models; 3 would need 34
@@ -160,8 +159,8 @@ class Choice(NamedTuple):
 
     buckets: Buckets
     scores: Vector  # by candidate, float64
-    judged: Vector  # number of rounds in each score
-    rounds: int  # scored so far
+    scored: Vector  # number of rounds in each score
+    rounds: int  # in which there were scores
     window: int
 
 
@@ -170,10 +169,10 @@ class AutoWindow(Averager):
     """The mean of the last W models, with W chosen in every round.
 
     After a round the server has w and the means m_W of the last W models.  The next round yields
-    fresh, the sum of the clients' own gradients, which were drawn independently of w.  To first
-    order, and up to the clients' drift,
+    g, the sum of the clients' own gradients, which were drawn independently of w.  To first order,
+    and up to the clients' drift,
 
-        <fresh, m_W - w>  =  lr * (the loss at m_W - the loss at w)
+        <g, m_W - w>  =  lr * (the loss at m_W - the loss at w)
 
     The score of W is an exponential mean of this over the last rounds.  Windows hold at most a
     quarter of the models so far: older ones belong to another phase of training.  Of the windows
@@ -184,7 +183,7 @@ class AutoWindow(Averager):
     """
 
     k: int
-    judges = True
+    needs_gradient = True
 
     def memory(self, w: Vector, rounds: int) -> int:
         return 8 * len(w) * Buckets.most(rounds, self.k, _longest(rounds))
@@ -193,22 +192,22 @@ class AutoWindow(Averager):
         nothing = torch.zeros(len(CANDIDATES), dtype=torch.float64)
         return Choice(Buckets.start(w, self.k), nothing, nothing.clone(), 0, 1)
 
-    def judge(self, state: Choice, fresh: Vector) -> Choice:
-        if not state.buckets.models:  # fresh belongs to the initial model, which is not averaged
+    def use_gradient(self, state: Choice, gradient: Vector) -> Choice:
+        if not state.buckets.models:  # it belongs to the initial model, which is not averaged
             return state
-        products = state.buckets.inner(fresh).cumsum(0).cpu()
+        products = state.buckets.inner(gradient).cumsum(0).cpu()
         means = products / torch.tensor(state.buckets.windows, dtype=torch.float64)
         there = [n for n in CANDIDATES if n <= _longest(state.buckets.models)]
         new = torch.stack([means[state.buckets.within(n) - 1] - means[0] for n in there])
         if not bool(new.isfinite().all()):  # NaN would stay in the scores
             return state
-        rounds, known = state.rounds + 1, slice(0, len(there))
-        judged, scores = state.judged.to("cpu", copy=True), state.scores.to("cpu", copy=True)
-        judged[known] += 1
-        over = judged[known].clamp(max=max(LEAST, RECENT * rounds))
-        scores[known] += (new - scores[known]) / over
-        window = there[_best(scores[known].tolist())]
-        return state._replace(scores=scores, judged=judged, rounds=rounds, window=window)
+        rounds, allowed = state.rounds + 1, slice(0, len(there))
+        scored, scores = state.scored.to("cpu", copy=True), state.scores.to("cpu", copy=True)
+        scored[allowed] += 1
+        over = scored[allowed].clamp(max=max(LEAST, RECENT * rounds))
+        scores[allowed] += (new - scores[allowed]) / over
+        window = there[_best(scores[allowed].tolist())]
+        return state._replace(scores=scores, scored=scored, rounds=rounds, window=window)
 
     def update(self, state: Choice, w: Vector, past: Past) -> Choice:
         longest = _longest(state.buckets.models + 1)
@@ -229,33 +228,6 @@ def _best(scores: list[float]) -> int:
     """The last candidate whose score is near the lowest, or the first, which has score 0."""
     least = min(scores)
     return max(i for i, score in enumerate(scores) if score <= NEAR * least) if least < 0 else 0
-
-
-@dataclass(frozen=True)
-class ShapedWindow(Averager):
-    """The weighted mean of the last W models; see `core.shapes` for the weights.
-
-    There is no running sum: the state is the ring of past models, and every value takes a pass over
-    it, in O(W d).
-    """
-
-    window: int
-    shape: str
-
-    @property
-    def history(self) -> int:
-        return self.window
-
-    def init(self, w: Vector) -> AverageState:
-        return w.clone()  # until the ring has a model
-
-    def update(self, state: AverageState, w: Vector, past: Past) -> AverageState:
-        return past  # which also holds w when the value is computed
-
-    def value(self, state: AverageState) -> Vector:
-        if isinstance(state, Ring):
-            return state.mean(min(state.count, self.window), self.shape)
-        return cast(Vector, state)
 
 
 class WindowSum(NamedTuple):
@@ -301,82 +273,45 @@ class WIMA(Averager):
 
     window: W; or a share of the models so far, less than 1, with models kept as sums; or "auto",
     which chooses W in every round, see `AutoWindow`.
-    shape: of the learning-rate decay: "linear", "sqrt" or "cosine"; see `ShapedWindow`.
     buckets: keep sums instead of models, at most this many of each size; see `BucketedWindow`.
 
     Examples:
         >>> import torch, wima
-        >>> from wima.averaging import Watch
-        >>> watch = Watch({"mean": wima.WIMA(window=2)}, w=torch.zeros(1))
+        >>> from wima.averaging import Averages
+        >>> averages = Averages({"mean": wima.WIMA(window=2)}, w=torch.zeros(1))
         >>> for value in (1.0, 2.0, 4.0):
-        ...     watch.update(torch.tensor([value]))
-        >>> watch.vectors()["mean"]  # of the last two models
+        ...     averages.update(torch.tensor([value]))
+        >>> averages.vectors()["mean"]  # of the last two models
         tensor([3.])
     """
 
     window: int | float | Literal["auto"] = 100
     part: str = "all"
-    shape: str = LINEAR
+    shape: InitVar[str] = EQUAL  # removed
     buckets: int | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, shape: str) -> None:
         check(
             self.window == "auto" or is_count(self.window) or self._is_share,
             "WIMA.window must be a positive integer, a share of the rounds in (0, 1) or 'auto', "
             f"got {self.window!r}.",
         )
-        check_shape("WIMA.shape", self.shape)
+        check_equal_weights("WIMA.shape", shape)
         if self.buckets is not None:
             check_count("WIMA.buckets", self.buckets, least=2)
-        check(
-            self.shape == LINEAR or (is_count(self.window) and self.buckets is None),
-            f"WIMA.shape={self.shape!r} needs past models, which window='auto', shares and buckets "
-            "do not keep; use a fixed window without buckets.",
-        )
         super().__post_init__()
 
     def _label(self) -> str:
         window = "-auto" if self.window == "auto" else self.window
-        shape = "" if self.shape == LINEAR else f"-{self.shape}"
-        return f"wima{window}{shape}" + ("" if self.buckets is None else f"-k{self.buckets}")
+        return f"wima{window}" + ("" if self.buckets is None else f"-k{self.buckets}")
 
     @property
     def _is_share(self) -> bool:
         return isinstance(self.window, float) and 0 < self.window < 1
 
-    @property
-    def _way(self) -> Averager:
-        """How the mean is computed."""
+    def rule(self) -> Averager:
         if self.window == "auto":
             return AutoWindow(self.buckets or DEFAULT_K)
         if self.buckets is not None or self._is_share:
             return BucketedWindow(self.window, self.buckets or DEFAULT_K)
-        if self.shape != LINEAR:
-            return ShapedWindow(int(self.window), self.shape)
         return Window(int(self.window))
-
-    @property
-    def judges(self) -> bool:
-        return self._way.judges
-
-    @property
-    def history(self) -> int:
-        return self._way.history
-
-    def memory(self, w: Vector, rounds: int) -> int:
-        return self._way.memory(w, rounds)
-
-    def init(self, w: Vector) -> AverageState:
-        return self._way.init(w)
-
-    def judge(self, state: AverageState, fresh: Vector) -> AverageState:
-        return self._way.judge(state, fresh)
-
-    def update(self, state: AverageState, w: Vector, past: Past) -> AverageState:
-        return self._way.update(state, w, past)
-
-    def value(self, state: AverageState) -> Vector:
-        return self._way.value(state)
-
-    def used(self, state: AverageState) -> int | None:
-        return self._way.used(state)

@@ -1,30 +1,24 @@
-"""Commands for saved models: `wima average`, `wima window` and `wima advise`."""
+"""Commands for saved models: `wima average` and `wima advise`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from wima.cli.arguments import ForcePicture
-from wima.core.errors import check
-from wima.core.shapes import LINEAR
+from wima.core.checks import EQUAL, check_equal_weights
 from wima.core.text import echo
-
-if TYPE_CHECKING:
-    from wima.model_files.advise import Row
 
 Files = Annotated[
     list[str], typer.Argument(metavar="CKPT", help="Files, folders or quoted patterns.")
 ]
 Out = Annotated[Path, typer.Option(help="Output file: .safetensors, .npz or .pt.")]
 WindowSize = Annotated[int, typer.Option(help="Number of files to average.")]
-Shape = Annotated[
-    str, typer.Option(help="Weights that emulate a rate decay: linear (the mean), sqrt, cosine.")
-]
+Shape = Annotated[str, typer.Option(help="Removed.", hidden=True)]
 Ema = Annotated[float | None, typer.Option(help="Use an EMA with this decay instead of a window.")]
 Last = Annotated[int | None, typer.Option(help="Use only this many of the newest files.")]
 Every = Annotated[int, typer.Option(help="Use every k-th file, counting back from the newest.")]
@@ -40,19 +34,13 @@ Key = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
 Evaluate = Annotated[
-    str | None,
+    str,
     typer.Option(
         "--eval",
-        help="A .py file with evaluate(path), or a command that prints accuracy=0.93; {} stands "
-        "for the checkpoint file.",
+        help="A .py file with evaluate(path), or a command that prints the metric as its last "
+        "line; {} stands for the checkpoint file.",
     ),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Rounds = Annotated[int, typer.Option(help="Number of rounds to average.")]
-At = Annotated[
-    int | None, typer.Option(help="Last round of the window.  [default: the newest snapshot]")
-]
-Mean = Annotated[Path, typer.Option(help="Output file: .safetensors.")]
 Minimize = Annotated[bool, typer.Option("--minimize", help="Lower values are better.")]
 Metric = Annotated[str | None, typer.Option(help="Name of the metric, if there are several.")]
 Windows = Annotated[
@@ -62,7 +50,7 @@ Decays = Annotated[
     str | None, typer.Option(help="EMA decays; '' for none.  [default: 0.5,0.8,0.9,0.95,...]")
 ]
 Ends = Annotated[int, typer.Option(help="End points: evaluate as if training had ended earlier.")]
-Apart = Annotated[int, typer.Option(help="Files or snapshots between end points.")]
+Apart = Annotated[int, typer.Option(help="Files between end points.")]
 Picture = Annotated[Path, typer.Option(help="PNG of the metric against the window.")]
 
 
@@ -70,7 +58,7 @@ def average(
     files: Files,
     out: Out,
     window: WindowSize = 100,
-    shape: Shape = LINEAR,
+    shape: Shape = EQUAL,
     ema: Ema = None,
     last: Last = None,
     every: Every = 1,
@@ -81,10 +69,10 @@ def average(
 ) -> None:
     """Average the last checkpoints: wima average 'run/*.pt' --out mean.pt"""
     from wima.model_files.mean import Decay, Window, average_files
-    from wima.model_files.select import select
+    from wima.model_files.read import select
 
-    rule = Window(window, shape) if ema is None else Decay(ema)
-    check(ema is None or shape == LINEAR, "Use --shape or --ema, not both: an EMA has no shape.")
+    check_equal_weights("--shape", shape)
+    rule = Window(window) if ema is None else Decay(ema)
     chosen = select(files, order, last, every)
     options: dict[str, Any] = {"part": part or (), "key": key, "force": force}
     with _bar("averaging") as progress:
@@ -96,18 +84,9 @@ def average(
     print(f"{done.numbers:,} numbers in {done.tensors:,} tensors.")
 
 
-def window(path: RunFolder, window: Rounds, out: Mean, at: At = None, force: Force = False) -> None:
-    """Average any rounds of a run with snapshots: wima window RUN --window 100"""
-    from wima.runs.folder import read_run
-    from wima.runs.windows import write_window
-
-    first, last = write_window(read_run(path), window, out, at, force)
-    echo(f"{out}: the mean of rounds {first} ... {last}.")
-
-
 def advise(
     files: Files,
-    evaluate: Evaluate = None,
+    evaluate: Evaluate,
     minimize: Minimize = False,
     metric: Metric = None,
     windows: Windows = None,
@@ -121,74 +100,27 @@ def advise(
     out: Picture = Path("advise.png"),
     force: ForcePicture = False,
 ) -> None:
-    """Find the best window or EMA: wima advise 'run/*.pt' --eval evaluate.py
+    """Find the best window or EMA: wima advise 'run/*.pt' --eval evaluate.py"""
+    from rich.console import Console
 
-    For a run with snapshots, windows are evaluated on its own test data: wima advise RUN
-    """
+    from wima.cli.advice import advice_table, draw_advice
     from wima.model_files import advise as advice
-    from wima.model_files.evaluate import Evaluator
-    from wima.model_files.select import select
+    from wima.model_files.advise import Evaluator
+    from wima.model_files.read import select
     from wima.storage.files import check_picture
 
     check_picture(out, force)
-    if evaluate is None:
-        usual = (decays or None, last, every, order, key) == (None, None, 1, "number", None)
-        check(usual, "--decays, --last, --every, --order and --key require files and --eval.")
-        _advise_run(files, minimize, metric, windows, ends, apart, out, force)
-        return
     evaluator, chosen = Evaluator(evaluate, metric, echo), select(files, order, last, every)
     rules = advice.candidates(len(chosen), windows, decays)
     points = advice.end_points(len(chosen), ends, apart)
     print(f"{len(chosen)} checkpoints, {len(rules)} candidates, {len(points)} end points.")
     with _bar("evaluating") as progress:
         rows = advice.advise(chosen, evaluator, rules, points, minimize, key, progress)
-    _show(rows, evaluator.metric or "metric", out, force)
-
-
-def _advise_run(
-    files: list[str],
-    minimize: bool,
-    metric: str | None,
-    windows: str | None,
-    ends: int,
-    apart: int,
-    out: Path,
-    force: bool,
-) -> None:
-    from wima.model_files import advise as advice
-    from wima.report.measure import Measure
-    from wima.runs.folder import read_run
-    from wima.runs.windows import Trial
-
-    path = Path(files[0])
-    one = len(files) == 1 and (path / "settings.toml").is_file()
-    check(one, "Expected --eval, with a command that evaluates a file, or a single run folder.")
-    trial = Trial(read_run(path), metric)
-    sizes = trial.sizes
-    usual = ",".join(str(sizes[n - 1]) for n in advice.default_windows(len(sizes)))
-    rules = advice.candidates(len(sizes), windows or usual, "")
-    points = trial.ends(advice.end_points(len(sizes), ends, apart))
-    print(f"{len(sizes)} snapshots, {len(rules)} candidates, {len(points)} end points.")
-    minimize = minimize or Measure(trial.metric).sign < 0
-    with _bar("evaluating") as progress:
-        rows = advice.try_all(
-            lambda rule, end: trial.value(int(rule.span), end), rules, points, minimize, progress
-        )
-    _show(rows, trial.metric, out, force, f"wima window {path}")
-
-
-def _show(
-    rows: list[Row], metric: str, out: Path, force: bool, command: str = "wima average"
-) -> None:
-    from rich.console import Console
-
-    from wima.cli.advice import advice_table, draw_advice
-    from wima.model_files.advise import verdict
-
-    Console().print(advice_table(rows, metric))
-    for line in verdict(rows, command):
+    name = evaluator.metric or "metric"
+    Console().print(advice_table(rows, name))
+    for line in advice.verdict(rows):
         echo(line)
-    draw_advice(rows, metric, out, force)
+    draw_advice(rows, name, out, force)
     echo(f"Picture: {out}")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source, patch_typer
-from wima.cli.average import advise, average, window
+from wima.cli.average import advise, average
 from wima.cli.compare import compare
 from wima.cli.data import app as data_app
 from wima.cli.experiments import paper, sweep, tune
@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
-for command in (paper, compare, average, advise, window):
+for command in (paper, compare, average, advise):
     app.command()(command)
 app.command(cls=SettingsCommand)(sweep)
 app.command(cls=SettingsCommand)(tune)

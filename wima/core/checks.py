@@ -61,3 +61,15 @@ def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 def check_switch(name: str, value: Any) -> None:
     """Raise `UsageError` unless the value is True or False; the string "False" is truthy."""
     check(isinstance(value, bool), f"{name} must be true or false, got {value!r}.")
+
+
+EQUAL = "linear"  # the only value of `shape` that is left
+
+
+def check_equal_weights(name: str, shape: str) -> None:
+    """Raise unless `shape`, an option that chose the weights in a window, is the plain mean's."""
+    check(
+        shape == EQUAL,
+        f"{name}={shape!r} was removed, and with it all windows with unequal weights: omit it for "
+        "the mean, or use another average, such as EMA.",
+    )

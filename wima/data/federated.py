@@ -1,4 +1,4 @@
-"""A data set split among clients, in memory or mapped from disk."""
+"""A data set split among clients, in memory or mapped from disk, and its test examples."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from wima.core.checks import check_range
 from wima.core.errors import UsageError, check
+from wima.core.randomness import rng
 from wima.data.mapped import open_mapped
-from wima.data.splits.labels import Ids, as_names, is_integer
 from wima.storage.files import written
 from wima.storage.reading import read_text
 
+if TYPE_CHECKING:
+    from wima.data.transform import Transform
+
 Array: TypeAlias = npt.NDArray[Any]
-MOST_CLASSES = 2**20  # in files; a model has a row of weights for each
+Ids: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +157,53 @@ class FederatedData:
             raise UsageError(f"{path} is damaged: {error}") from None
 
 
+class Bundle(NamedTuple):
+    """A data set ready for training and testing.
+
+    Examples:
+        >>> from wima.data.sets.digits import digits
+        >>> digits(num_clients=20, alpha=0.0).train.num_clients
+        20
+    """
+
+    train: FederatedData
+    x_test: Array
+    y_test: Array
+    classes: int
+    transform: Transform | None = None  # turns stored examples into model inputs
+    kind: str = "classes"  # "characters": rows of character ids, targets one ahead
+    test_clients: Array | None = None  # the client of each test example, -1 for none
+
+
+class HeldOut(NamedTuple):
+    """The remaining training data, and the held-out examples with the client of each."""
+
+    train: FederatedData
+    x: Array
+    y: Array
+    clients: Array
+
+
+def hold_out(data: FederatedData, share: float, seed: int = 0) -> HeldOut:
+    """Split each client's examples at random; at least one is kept and one held out."""
+    check_range("client_test", share, above=0, below=1)
+    sizes, least = data.sizes, int(np.argmin(data.sizes))
+    check(
+        sizes[least] > 1,
+        f"client_test holds out examples of every client, but client {least} has only one. Leave "
+        "out such clients.",
+    )
+    owner = np.repeat(np.arange(data.num_clients), sizes)
+    shuffled = np.lexsort((rng("clients", seed, 1).random(len(owner)), owner))  # within clients
+    place = np.arange(len(owner)) - data.offsets[:-1][owner]
+    held = np.zeros(len(owner), bool)
+    held[shuffled[place < np.clip(np.rint(share * sizes), 1, sizes - 1)[owner]]] = True
+    counts = np.bincount(owner[~held], minlength=data.num_clients)
+    offsets = np.append(0, np.cumsum(counts))
+    train = FederatedData(data.x[~held], data.y[~held], offsets, data.names, data.classes)
+    return HeldOut(train, data.x[held], data.y[held], owner[held])
+
+
 def as_array(values: Any, field: str) -> Array:
     """A list, array or torch tensor as a NumPy array, without a copy if possible."""
     try:
@@ -162,6 +214,34 @@ def as_array(values: Any, field: str) -> Array:
     if array.dtype == object:
         check(field == "clients", f"{field} must be an array of numbers, got Python objects.")
     return array  # type: ignore[no-any-return]
+
+
+def as_names(clients: npt.ArrayLike) -> npt.NDArray[Any]:
+    """One name per example, as an array of integers or of text."""
+    try:
+        names = np.asarray(clients)
+    except ValueError as error:  # lists of unequal length
+        raise UsageError(f"client names must be a list: {error}") from None
+    check(
+        names.ndim == 1 and names.size > 0,
+        f"client names must be a non-empty list, one per example, got shape {names.shape}.",
+    )
+    if names.dtype == object:  # as pandas stores text; a missing name is None or NaN there
+        odd = [name for name in names if not isinstance(name, str)]
+        check(not odd, f"client names must all be text or all be integers, got {odd[:1]}.")
+        names = names.astype(str)
+    if names.dtype.kind == "S":  # as HDF5 stores text
+        names = np.char.decode(names, "utf-8", "replace")
+    check(
+        names.dtype.kind in "iuUT",
+        f"client names must be text or integers, got {names.dtype}.",
+    )
+    return names
+
+
+def is_integer(number: object) -> TypeGuard[int]:
+    """Whether it is a Python or NumPy integer, not a bool."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def numbered(clients: Array, known: Array) -> Array:
@@ -183,14 +263,6 @@ def check_labels(y: Array, classes: int, field: str, rows: Ids | None = None) ->
         raise UsageError(
             f"{field} must hold labels in 0..{classes - 1}, got {labels[at]} at index {index}."
         )
-
-
-def check_classes(classes: int) -> None:
-    """Raise `UsageError` for a number of classes that no model could have."""
-    check(
-        classes <= MOST_CLASSES,
-        f"expected at most {MOST_CLASSES:,} classes, got {classes:,}; number the classes from 0.",
-    )
 
 
 def _check_offsets(offsets: Array, n: int) -> None:
@@ -264,7 +336,7 @@ def _read_array(path: Path) -> Array:
     check(path.is_file(), f"{path} is missing: a data folder holds {', '.join(_FILES)}.")
     try:
         return open_mapped(path)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError) as error:
         raise UsageError(f"{path} must be an array written by save(): {error}") from None
 
 
@@ -272,7 +344,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     check(path.is_file(), f"{path} is missing: a data folder holds {', '.join(_FILES)}.")
     try:
         meta = json.loads(read_text(path))
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, OSError) as error:
         raise UsageError(f"{path} must be JSON written by save(): {error}") from None
     good = isinstance(meta, dict) and {"names", "classes"} <= meta.keys()
     check(good, f"{path} must hold 'names' and 'classes', got {meta!r:.80}.")

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from wima.core.errors import UsageError, check
 from wima.core.machine import memory_available
-from wima.data.bundle import Bundle
-from wima.data.federated import (
-    MOST_CLASSES,
-    Array,
-    FederatedData,
-    check_classes,
-    check_labels,
-    numbered,
-)
+from wima.data.federated import Array, Bundle, FederatedData, as_names, check_labels, numbered
 from wima.data.mapped import open_mapped
-from wima.data.splits.labels import as_names
-from wima.storage.reading import open_archive, read_array
 
 NEEDED = ("x", "y", "client", "x_test", "y_test")
 OPTIONAL = ("classes", "num_clients")  # scalars
 TEST_CLIENT = "test_client"
+MOST_CLASSES = 2**20  # a model has a row of weights for each
 
 
 def load_npz(path: str | os.PathLike[str]) -> Bundle:
@@ -57,11 +50,11 @@ def load_folder(path: str | os.PathLike[str]) -> Bundle:
 
 
 def _map(folder: Path) -> dict[str, Array]:
-    found = [name for name in _KNOWN if (folder / f"{name}.npy").is_file()]
-    missing = [name for name in NEEDED if name not in found]
+    there = [name for name in _KNOWN if (folder / f"{name}.npy").is_file()]
+    missing = [name for name in NEEDED if name not in there]
     check(not missing, f"expected x.npy, y.npy, ...; missing {', '.join(missing)}.")
     arrays = {}
-    for name in found:
+    for name in there:
         try:
             arrays[name] = open_mapped(folder / f"{name}.npy")
         except (OSError, ValueError, EOFError) as error:
@@ -76,18 +69,19 @@ def _read(file: Path) -> dict[str, Array]:
             zipfile.is_zipfile(file),
             "expected an .npz file, as written by np.savez, but this is not a zip archive.",
         )
-        with open_archive(file) as archive:
-            sizes = {m.filename.removesuffix(".npy"): m.file_size for m in archive.infolist()}
+        with np.load(file, allow_pickle=False) as archive:
+            members = archive.zip.infolist()
+            sizes = {m.filename.removesuffix(".npy"): m.file_size for m in members}
             missing = [name for name in NEEDED if name not in sizes]
             check(
                 not missing,
                 f"expected arrays {', '.join(NEEDED)}; missing {', '.join(missing)}, "
                 f"got {', '.join(sizes) or 'none':.200}.",
             )
-            found = [name for name in sizes if name in _KNOWN]
-            _check_memory(sum(sizes[name] for name in found))
-            return {name: _member(archive, name) for name in found}
-    except (OSError, zipfile.BadZipFile) as error:
+            used = [name for name in sizes if name in _KNOWN]
+            _check_memory(sum(sizes[name] for name in used))
+            return {name: _member(archive, name) for name in used}
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"expected an .npz file, but it cannot be read: {error}") from None
 
 
@@ -99,10 +93,10 @@ def _check_memory(needed: int) -> None:
     )
 
 
-def _member(archive: zipfile.ZipFile, name: str) -> Array:
+def _member(archive: Any, name: str) -> Array:
     try:
-        return read_array(archive, name)
-    except ValueError as error:
+        return np.asarray(archive[name])
+    except (ValueError, EOFError) as error:
         raise UsageError(
             f"{name} must be an array of plain numbers (or text, for client): {error}"
         ) from None
@@ -121,7 +115,10 @@ def _bundle(arrays: dict[str, Array]) -> Bundle:
     )
     # Counted after the split, so that the labels of left-out examples do not count.
     classes = classes or 1 + int(max(train.y.max(), y_test.max()))
-    check_classes(classes)
+    check(
+        classes <= MOST_CLASSES,
+        f"expected at most {MOST_CLASSES:,} classes, got {classes:,}; number the classes from 0.",
+    )
     owners = _owners(arrays[TEST_CLIENT], train, y_test) if TEST_CLIENT in arrays else None
     test = x_test, y_test, classes
     return Bundle(replace(train, classes=classes), *test, test_clients=owners)

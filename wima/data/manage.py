@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wima.core.errors import RunError, UsageError, check, unknown
-from wima.data.cache import DataSet, cache, damaged, open_ready, prepare, raw, ready
-from wima.data.download import fetch, is_intact
+from wima.core.text import printable
+from wima.data.cache import (
+    DataSet,
+    cache,
+    damaged,
+    fetch,
+    is_intact,
+    open_ready,
+    prepare,
+    raw,
+    ready,
+)
 from wima.data.federated import Array, FederatedData
-from wima.data.load import PUBLIC, label_counts, load
-from wima.data.picture import draw_labels, sample
+from wima.data.load import PUBLIC, load
 from wima.data.sets import SUMMARIES
-from wima.storage.files import check_picture
+from wima.storage.files import check_picture, save_picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LINES, TOP = 8, 6  # clients in a table, and labels of each
+CLIENTS, LABELS, NAMES = 100, 100, 20  # of the picture: columns; rows and columns with captions
 COUNTS = 2**27  # numbers in a table of labels per client
 
 
@@ -50,7 +64,7 @@ def _state(name: str) -> tuple[str, str]:
 def fetch_data(name: str) -> Path:
     """Download, check and read a data set."""
     dataset = public(name)
-    return prepare(dataset, fetch(name, dataset.files, dataset.expects))
+    return prepare(dataset, fetch(name, dataset.files, dataset.expects, dataset.remark))
 
 
 def import_data(name: str, path: Path) -> Path:
@@ -76,7 +90,7 @@ def verify_data(name: str) -> Iterator[str]:
         raise UsageError(f"{name} is not in the cache; run `wima data fetch {name}`.")
     try:
         wrong = damaged(name)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, EOFError, KeyError, TypeError):
         wrong = [str(ready(name) / "meta.json")]
     yield f"{ready(name)}: {'as written' if not wrong else 'DAMAGED'}"
     if bad + wrong:
@@ -141,3 +155,70 @@ def _table(train: FederatedData, counts: Array, labels: Sequence[str]) -> Iterat
         yield f"{i:>8}  {train.sizes[i]:>8,}  {classes:>7}  {', '.join(parts)}{name}"
     if len(counts) > LINES:
         yield f"... {LINES} of {len(counts):,} clients, evenly spaced"
+
+
+def label_counts(data: FederatedData, classes: int) -> Array:
+    """The number of examples of each class (or of each character) that each client has."""
+    per_row = data.y.size // len(data.y)
+    client = np.repeat(np.arange(data.num_clients), data.sizes * per_row)
+    flat = client * classes + np.asarray(data.y).reshape(-1)
+    counts = np.bincount(flat, minlength=data.num_clients * classes)
+    return counts.reshape(data.num_clients, classes)
+
+
+def sample(clients: int, most: int) -> Array:
+    """At most `most` client numbers, evenly spaced from the first to the last."""
+    return np.linspace(0, clients - 1, min(clients, most)).round().astype(int)
+
+
+def draw_labels(
+    counts: Array,
+    sizes: Array,
+    labels: Sequence[str],
+    clients: Array | Sequence[str] | None,
+    title: str,
+    path: Path,
+    force: bool = False,
+) -> None:
+    """A PNG: the examples per client as bars, and below them the share of each label.
+
+    counts: one row per client, one column per label.  clients: their names, if they have any.
+    """
+    from matplotlib.figure import Figure
+
+    shown = sample(len(counts), CLIENTS)
+    rows = min(counts.shape[1], LABELS)
+    figure = Figure(figsize=(11, 3 + 0.16 * max(rows, 12)), layout="constrained")
+    grid = {"height_ratios": (1, 0.14 * max(rows, 12)), "hspace": 0.02}
+    bars, heat = figure.subplots(2, sharex=True, gridspec_kw=grid)
+    some = "" if len(shown) == len(counts) else f"{len(shown)} of "
+    whole = f"{title}: labels of {some}{len(counts):,} clients"
+    figure.suptitle(printable(whole), parse_math=False)
+    bars.bar(range(len(shown)), sizes[shown], width=0.9, color="tab:gray")
+    bars.set_ylabel("examples")
+    _heat(heat, counts[shown])
+    _captions(heat, shown, labels, clients)
+    save_picture(figure, path, force)
+
+
+def _heat(heat: Axes, counts: Array) -> None:
+    """One column per client, one row per label; colours show shares."""
+    shares = np.ma.masked_equal(counts.T / counts.sum(axis=1), 0)
+    colours = heat.imshow(shares, cmap="YlGnBu", aspect="auto", interpolation="nearest", vmin=0)
+    label, aspect = "share of the client's labels; white: none", max(min(len(shares), LABELS), 20)
+    heat.figure.colorbar(colours, ax=heat, label=label, pad=0.01, aspect=aspect)
+    heat.set_ylabel("label")
+    heat.set_xlabel("client")
+
+
+def _captions(
+    heat: Axes, shown: Array, labels: Sequence[str], clients: Array | Sequence[str] | None
+) -> None:
+    if len(labels) <= LABELS:
+        heat.set_yticks(range(len(labels)), map(printable, labels), fontsize=8, parse_math=False)
+    if clients is not None and len(shown) <= NAMES:
+        names = [f"{printable(str(clients[i])):.24}" for i in shown]
+        heat.set_xticks(range(len(shown)), names, rotation=30, ha="right", parse_math=False)
+        return
+    ticks = range(0, len(shown), -(-len(shown) // NAMES))
+    heat.set_xticks(ticks, [str(shown[tick]) for tick in ticks])

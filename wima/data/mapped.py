@@ -11,13 +11,10 @@ import mmap
 import os
 import warnings
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-
-from wima.storage.reading import file_header
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +26,6 @@ _files: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary() 
 
 def open_mapped(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """Map an .npy file; writing to the array is an error, since it would not change the file."""
-    file_header(Path(path))
     array = np.load(path, mmap_mode="c", allow_pickle=False)
     if isinstance(array, np.memmap):
         array.flags.writeable = False

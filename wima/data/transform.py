@@ -1,21 +1,28 @@
-"""How stored examples become model inputs.
+"""How stored examples become model inputs, and random crops and flips of images.
 
 Data are stored as published (pixels as bytes); a transform turns a batch into model inputs.  In
-training it may draw random numbers, at the batch's address.
+training it may draw random numbers, at the batch's address (seed, round, client, step).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from wima.core.errors import unknown
-from wima.data.augment import Augment, crop_and_flip, crop_and_flip_alike
+from wima.core.randomness import rng
 
-Address = tuple[int, ...]
+Address: TypeAlias = tuple[int, ...]
+Augment: TypeAlias = Callable[[Tensor, Address], Tensor]
+Draws: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+PAD = 4  # black pixels on each side, before normalisation
 
 
 class Transform(Protocol):
@@ -47,6 +54,42 @@ class Images:
         scale = 1 / (255 * torch.tensor(self.std).view(-1, 1, 1))
         shift = -torch.tensor(self.mean).view(-1, 1, 1) * 255 * scale
         return torch.addcmul(shift, x.to(torch.float32), scale)
+
+
+def crop_and_flip(x: Tensor, address: Address) -> Tensor:
+    """Pad each image, crop it at a random place to its old size, flip it half of the time."""
+    top, left, flip = draw(len(x), 2 * PAD + 1, address)
+    return _gather(x, top, left, flip)
+
+
+def crop_and_flip_alike(x: Tensor, address: Address) -> Tensor:
+    """FedJAX's variant: one crop and one flip for the whole batch, offsets 0 ... 7."""
+    top, left, flip = draw(1, 2 * PAD, address)
+    n = len(x)
+    return _gather(x, np.repeat(top, n), np.repeat(left, n), np.repeat(flip, n))
+
+
+def draw(n: int, places: int, address: Address) -> Draws:
+    """For each of n images: top and left of its crop, less than `places`; whether to flip it."""
+    random = rng("augment", *address)
+    top, left = random.integers(places, size=(2, n))
+    return top, left, random.random(n) < 0.5
+
+
+def _gather(
+    x: Tensor,
+    top: npt.NDArray[np.int64],
+    left: npt.NDArray[np.int64],
+    flip: npt.NDArray[np.bool_],
+) -> Tensor:
+    """Crop all images at once, with one index into the padded batch."""
+    n, channels, height, width = x.shape
+    rows = top[:, None] + np.arange(height)
+    columns = left[:, None] + np.where(flip[:, None], np.arange(width)[::-1], np.arange(width))
+    pixels = rows[:, :, None] * (width + 2 * PAD) + columns[:, None, :]
+    index = torch.from_numpy(pixels).view(n, 1, -1).expand(-1, channels, -1)
+    padded = F.pad(x, (PAD, PAD, PAD, PAD)).flatten(2)
+    return torch.gather(padded, 2, index).view(x.shape)
 
 
 AUGMENTS: dict[str, Augment | None] = {

@@ -11,22 +11,34 @@ account for that, as in reports; with fewer, gains are treated as independent.
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from wima.core.checks import check_count
-from wima.core.errors import UsageError, check
+from wima.core.errors import RunError, UsageError, check
 from wima.core.statistics import LEAST, RISK, of_series, student_margin
 from wima.model_files.mean import Decay, Rule, Window, average_files
 from wima.model_files.read import INDEX
 
 T = TypeVar("T")
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
+
+HOLE = "{}"
+ALONE = ""  # the key of an unnamed number
+MODULE = "wima_evaluation"  # the user's script in sys.modules
+PRINT = 'Print the number, or {"accuracy": 0.93}, as the last line.'
 
 
 class Row(NamedTuple):
@@ -91,32 +103,17 @@ def advise(
 ) -> list[Row]:
     """Evaluate every candidate at every end point.  rules: the first is plain, `Window(1)`."""
     check(len(files) > 1, f"Expected at least two checkpoints to compare, got {len(files)}.")
-    known: dict[tuple[object, ...], float] = {}
-    with tempfile.TemporaryDirectory(prefix="wima-advise-") as folder:
-
-        def value(rule: Rule, end: int) -> float:
-            used = tuple(rule.newest(files[:end]))
-            same = (used, rule if isinstance(rule, Decay) else rule.shape)
-            if same not in known:
-                known[same] = _try(used, rule, Path(folder), evaluate, key)
-            return known[same]
-
-        return try_all(value, rules, ends, minimize, progress)
-
-
-def try_all(
-    value: Callable[[Rule, int], float],
-    rules: Sequence[Rule],
-    ends: Sequence[int],
-    minimize: bool,
-    progress: Callable[[float], None],
-) -> list[Row]:
-    """Compare every candidate at every end point.  value: the metric, given both."""
+    measured: dict[tuple[object, ...], float] = {}
     values: dict[Rule, list[float]] = {rule: [] for rule in rules}
-    for done, end in enumerate(ends):
-        for n, rule in enumerate(rules):
-            values[rule].append(value(rule, end))
-            progress((done + (n + 1) / len(rules)) / len(ends))
+    with tempfile.TemporaryDirectory(prefix="wima-advise-") as folder:
+        for done, end in enumerate(ends):
+            for n, rule in enumerate(rules):
+                used = tuple(rule.newest(files[:end]))
+                same = (used, rule if isinstance(rule, Decay) else None)  # windows of all files
+                if same not in measured:
+                    measured[same] = _try(used, rule, Path(folder), evaluate, key)
+                values[rule].append(measured[same])
+                progress((done + (n + 1) / len(rules)) / len(ends))
     return compare(values, minimize)
 
 
@@ -160,8 +157,8 @@ def best_of(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: row.gain)
 
 
-def verdict(rows: Sequence[Row], command: str = "wima average") -> list[str]:
-    """The conclusion in words.  command: the one that writes an average."""
+def verdict(rows: Sequence[Row]) -> list[str]:
+    """The conclusion in words, with the command that writes the best average."""
     best, ends = best_of(rows), len(rows[0].values)
     if best is rows[0]:
         return ["Averaging does not help here: no candidate is better than the plain model."]
@@ -172,7 +169,7 @@ def verdict(rows: Sequence[Row], command: str = "wima average") -> list[str]:
     if best.gain <= best.margin:
         noise = "That is within the noise, so there is no evidence that averaging helps here."
         return [summary, f"{noise} More end points give a narrower interval: --ends {2 * ends}."]
-    helps = f"Averaging helps here: {command} {best.rule.option}."
+    helps = f"Averaging helps here: wima average {best.rule.option}."
     return [summary, helps, *_equals(rows, best)]
 
 
@@ -186,3 +183,122 @@ def _equals(rows: Sequence[Row], best: Row) -> list[str]:
 def _overlaps(row: Row, best: Row) -> bool:
     differences = np.array(best.values) - row.values
     return bool(abs(differences.mean()) <= _margin(differences))
+
+
+class Evaluator:
+    """Returns the metric of a checkpoint file.
+
+    text: a Python file that defines `evaluate(path)`, which is loaded once; or a command, which is
+    run for each checkpoint, without a shell, with {} replaced by the file name.
+    metric: its name, if there are several.  By default, the first name that is read.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        metric: str | None = None,
+        announce: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.metric = metric
+        self._announce: Callable[[str], None] | None = announce
+        self._numbers = _source(text)
+
+    def __call__(self, file: Path) -> float:
+        numbers = self._numbers(file)
+        if self.metric is None:
+            named = [name for name in numbers if name != ALONE]
+            choice = f"There are several metrics; choose {' or '.join(named)} with --metric."
+            check(len(named) <= 1, choice)
+            self.metric = named[0] if named else ALONE
+        if self.metric not in numbers:
+            got = ", ".join(name or "an unnamed number" for name in numbers)
+            wanted = f"the metric {self.metric!r}" if self.metric else "an unnamed number"
+            raise UsageError(f"Expected {wanted} for {file.name}, got {got}. {PRINT}")
+        value = numbers[self.metric]
+        shown = f"{self.metric}={value:.5g}" if self.metric else f"{value:.5g}"
+        if not isfinite(value):
+            raise RunError(f"Read {shown} for {file.name}; expected a finite number.")
+        if self._announce is not None:
+            self._announce(f"Read {shown} for {file.name}")
+            self._announce = None
+        return value
+
+
+def _source(text: str) -> Callable[[Path], dict[str, float]]:
+    """The function that returns a checkpoint's metrics by name."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--eval {text!r} cannot be split into words: {error}.") from None
+    if len(words) == 1 and words[0].endswith(".py"):
+        return _function(Path(words[0]))
+    check(
+        any(HOLE in word for word in words),
+        "--eval must be a Python file that defines evaluate(path), or a command with {} for the "
+        f"file name, for example 'python evaluate.py {{}}'; got {text!r}.",
+    )
+    return lambda file: _printed([word.replace(HOLE, str(file)) for word in words])
+
+
+def _function(script: Path) -> Callable[[Path], dict[str, float]]:
+    """The function `evaluate` of a Python file, called in this process."""
+    check(script.is_file(), f"--eval: the file {script} does not exist.")
+    spec = importlib.util.spec_from_file_location(MODULE, script)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(script.parent.resolve()))  # as `python evaluate.py` would
+    _run(script, spec.loader.exec_module, module)
+    evaluate = getattr(module, "evaluate", None)
+    check(callable(evaluate), f"--eval: {script} must define a function evaluate(path).")
+    return lambda file: _returned(_run(script, evaluate, str(file)), script)
+
+
+def _run(script: Path, function: Any, argument: Any) -> Any:
+    """Call the user's code; tracebacks of its errors are limited to that code."""
+    try:
+        return function(argument)
+    except (Exception, SystemExit) as error:
+        inside = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+        own = next((n for n, f in enumerate(inside) if Path(f.filename) == script), 0)
+        lines = traceback.format_list(inside[own:]) + traceback.format_exception_only(error)
+        raise RunError(f"{script} failed.\n{''.join(lines).rstrip()}") from None
+
+
+def _returned(value: Any, script: Path) -> dict[str, float]:
+    try:
+        return _metrics(value)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"evaluate(path) in {script} must return a number or a dict such as "
+            f"{{'accuracy': 0.93}}; got {value!r:.80}."
+        ) from None
+
+
+def _metrics(value: Any) -> dict[str, float]:
+    """Metrics by name from a number or a dict of numbers, including NumPy's and torch's."""
+    table = value if isinstance(value, Mapping) else {ALONE: value}
+    return {str(name): float(number) for name, number in table.items()}
+
+
+def _printed(words: list[str]) -> dict[str, float]:
+    """The metrics that a command prints."""
+    command = shlex.join(words)
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+    except OSError as error:
+        raise UsageError(f"--eval: cannot run {words[0]!r}: {error.strerror}.") from None
+    if done.returncode:
+        output = _end(done.stderr) or _end(done.stdout) or "It printed nothing."
+        raise RunError(f"`{command}` failed with exit code {done.returncode}.\n{output}")
+    last = _end(done.stdout, 1)
+    try:
+        return _metrics(json.loads(last))
+    except (TypeError, ValueError):
+        got = f"its last line is: {last}" if last else "it printed nothing."
+        raise UsageError(f"`{command}` printed no metric; {got}\n{PRINT}") from None
+
+
+def _end(text: str, lines: int = 20) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])

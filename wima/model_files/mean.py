@@ -2,7 +2,7 @@
 
 A group of pieces is read from every file, oldest first, summed in float64 and written, before the
 next group is read.  So memory does not grow with the model, and at most one file is open at a time.
-For a compressed file, 40 kB of state are kept between groups, so that nothing is unpacked twice.
+In .npz files, tensors are read and summed whole, since they may be compressed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import numpy as np
 
 from wima.core.checks import check_count, check_range
 from wima.core.errors import check
-from wima.core.shapes import LINEAR, check_shape, weight
-from wima.model_files.npz import Streams
 from wima.model_files.read import Checkpoint, open_checkpoint
 from wima.model_files.tensors import Array, Spec, decode, encode
 from wima.model_files.write import Content, check_ending, in_file_order, write
@@ -32,27 +30,22 @@ GROUP = 2**22  # numbers summed at a time: 32 MB in float64
 class Window:
     """The mean of the last `window` checkpoints, or of all if there are fewer.
 
-    The operations and their order are those of `WIMA` until its window is full.  shape: of the
-    weights; see `core.shapes`.
+    The operations and their order are those of `WIMA` until its window is full.
     """
 
     window: int = 100
-    shape: str = LINEAR
 
     def __post_init__(self) -> None:
         check_count("--window", self.window)
-        check_shape("--shape", self.shape)
 
     @property
     def name(self) -> str:
-        shape = "" if self.shape == LINEAR else f", {self.shape}"
-        return "plain" if self.window == 1 else f"W = {self.window}{shape}"
+        return "plain" if self.window == 1 else f"W = {self.window}"
 
     @property
     def option(self) -> str:
         """The option of `wima average` that selects it."""
-        shape = "" if self.shape == LINEAR else f" --shape {self.shape}"
-        return f"--window {self.window}{shape}"
+        return f"--window {self.window}"
 
     @property
     def span(self) -> float:
@@ -63,10 +56,9 @@ class Window:
         """The files that are averaged, oldest first."""
         return files[-self.window :]
 
-    def add(self, total: Array, x: Array, seen: int, count: int) -> None:
-        """Add the next of `count` checkpoints; `seen` were added before it."""
-        share = weight(self.shape, seen, count)
-        total += x if share == 1 else np.multiply(x, share, dtype=total.dtype)
+    def add(self, total: Array, x: Array, seen: int) -> None:
+        """Add the next checkpoint; `seen` were added before it."""
+        total += x
 
     def value(self, total: Array, seen: int) -> Array:
         """The average of the checkpoints added."""
@@ -98,7 +90,7 @@ class Decay:
     def newest(self, files: Sequence[Path]) -> Sequence[Path]:
         return files
 
-    def add(self, total: Array, x: Array, seen: int, count: int) -> None:
+    def add(self, total: Array, x: Array, seen: int) -> None:
         total *= self.decay
         total += np.multiply(x, 1 - self.decay if seen else 1, dtype=total.dtype)
 
@@ -210,15 +202,15 @@ def _some(names: set[str]) -> str:
     return ", ".join(map(repr, sorted(names)[:3])) + more
 
 
-def _groups(tensors: Mapping[str, Spec]) -> Iterator[list[Piece]]:
-    """The pieces of all tensors in order, in groups of limited size."""
+def _groups(tensors: Mapping[str, Spec], whole: bool) -> Iterator[list[Piece]]:
+    """The pieces of all tensors in order, in groups of limited size, or of whole tensors."""
     group: list[Piece] = []
     size = 0
     for name, spec in tensors.items():
         for begin in range(0, spec.numel, PIECE):
             group.append(Piece(name, begin, min(begin + PIECE, spec.numel)))
             size += group[-1].end - begin
-            if size >= GROUP:
+            if size >= GROUP and not (whole and group[-1].end < spec.numel):
                 yield group
                 group, size = [], 0
     if group:
@@ -227,17 +219,16 @@ def _groups(tensors: Mapping[str, Spec]) -> Iterator[list[Piece]]:
 
 def _average(plan: AveragePlan, progress: Callable[[float], None]) -> Iterator[Array]:
     """The numbers of all tensors as they are stored, piece by piece."""
-    groups = list(_groups(plan.tensors))
-    streams: Streams = {}
-    newest_streams: Streams = {}
+    whole = any(file.suffix.lower() == ".npz" for file in plan.files)
+    groups = list(_groups(plan.tensors, whole))
     for done, group in enumerate(groups):
         averaged = [piece for piece in group if piece.name in plan.averaged]
         totals = {p: plan.tensors[p.name].zeros(p.end - p.begin) for p in averaged}
         for seen, file in enumerate(plan.files):
-            with closing(open_checkpoint(file, plan.key, streams)) as checkpoint:
+            with closing(open_checkpoint(file, plan.key)) as checkpoint:
                 _add(plan, checkpoint, totals, seen)
             progress((done + (seen + 1) / len(plan.files)) / len(groups))
-        with closing(open_checkpoint(plan.files[-1], plan.key, newest_streams)) as newest:
+        with closing(open_checkpoint(plan.files[-1], plan.key)) as newest:
             for piece in group:
                 total = totals.get(piece)
                 yield newest.read(*piece) if total is None else _value(plan, piece, total)
@@ -249,7 +240,7 @@ def _add(
     with np.errstate(all="ignore"):  # infinities and NaN are kept, as in the training loop
         for piece, total in totals.items():
             x = decode(checkpoint.read(*piece), plan.tensors[piece.name].dtype)
-            plan.rule.add(total, x, seen, len(plan.files))
+            plan.rule.add(total, x, seen)
 
 
 def _value(plan: AveragePlan, piece: Piece, total: Array) -> Array:

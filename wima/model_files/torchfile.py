@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
 import pickle
-import pickletools
 import re
 import reprlib
 import warnings
@@ -19,8 +16,9 @@ import torch
 from torch import Tensor
 
 from wima.core.errors import UsageError, check
+from wima.model_files.read import check_unpacked, open_archive
 from wima.model_files.tensors import STORED, Array, Spec, check_dtype, damaged
-from wima.storage.reading import UNPACKED, check_file, check_unpacked, open_archive
+from wima.storage.reading import check_file
 
 DTYPES = {
     torch.float64: "F64",
@@ -38,8 +36,6 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-LONGEST = 1000  # characters in the name of a class
-LONG_LINE = re.compile(rb"[^\n]{1000}")
 # Common keys of weights that are saved together with other data.
 USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
 
@@ -90,7 +86,8 @@ def load(path: Path) -> Any:
     check_file(path)
     try:
         mapped = zipfile.is_zipfile(path)  # files from old torch versions cannot be mapped
-        _check_globals(path, mapped)
+        if mapped:
+            open_archive(path).close()  # checks sizes
         with warnings.catch_warnings():  # torch suggests an unsafe load
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -108,33 +105,6 @@ def load(path: Path) -> Any:
         raise
     except Exception as error:  # torch can raise anything on damaged data
         raise damaged(path, error) from None
-
-
-def _check_globals(path: Path, mapped: bool) -> None:
-    """Refuse absurdly long class names.
-
-    torch searches its message about such a name with a regular expression that takes quadratic
-    time: minutes for 100 kB.
-    """
-    if mapped:
-        with open_archive(path) as archive:
-            pickles = [archive.read(name) for name in archive.namelist() if name.endswith(".pkl")]
-        streams = [io.BytesIO(data) for data in pickles if LONG_LINE.search(data)]
-        several = 1
-    else:
-        streams, several = [io.BytesIO(_start(path))], 4  # number, version, machine, content
-    for stream in streams:
-        with contextlib.suppress(ValueError):  # torch explains it better
-            for _ in range(several):
-                for code, name, _at in pickletools.genops(stream):
-                    if code.name in ("GLOBAL", "INST") and len(str(name)) > LONGEST:
-                        raise pickle.UnpicklingError(f"a class named {name!s:.40}...")
-
-
-def _start(path: Path) -> bytes:
-    """The beginning of an old file, which includes its pickles unless they are very long."""
-    with path.open("rb") as file:
-        return file.read(UNPACKED // 16)
 
 
 def where(path: Path, content: Any, key: str | None) -> tuple[str, ...]:

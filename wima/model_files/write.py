@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from wima.core.errors import check
-from wima.model_files.read import TORCH
+from wima.model_files.read import ENDINGS, TORCH
 from wima.model_files.tensors import STORED, Array, Spec
 from wima.storage.files import new_file
 
 # Paths that lead out of the folder in which an archive is unpacked.
 OUTSIDE = re.compile(r"^$|^[/\\]|^[A-Za-z]:[/\\]|(^|[/\\])\.\.([/\\]|$)")
-ENDINGS = (".safetensors", ".npz", *TORCH)
 
 
 class Content(NamedTuple):

@@ -18,9 +18,9 @@ from wima.core.checks import check_range
 from wima.core.errors import check
 from wima.core.machine import memory_available
 from wima.data.batches import LocalSGD
-from wima.data.bundle import Bundle
+from wima.data.federated import Bundle
 from wima.data.load import load
-from wima.data.sets import check_name
+from wima.data.sets import REMARKS, check_name
 from wima.runs.folder import SNAPSHOTS
 from wima.runs.own_code import IN_PYTHON, OWN, is_own, own_data, own_thing
 from wima.runs.settings import Settings
@@ -93,8 +93,8 @@ def make_plan(
     w = torch.empty(d, device="meta")  # has a size but takes no memory
     trained, watched = w[: task.trained], [Last(), *averagers]
     model, row = 4 * d, (2 if settings.store_dtype == "bfloat16" else 4) * d
-    averages = sum(a.memory(w, settings.rounds) for a in averagers)
-    window = max(a.history for a in watched) * row
+    averages = sum(a.rule().memory(w, settings.rounds) for a in averagers)
+    window = max(a.rule().history for a in watched) * row
     visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
     clients = visits * size(algorithm.client_init(trained))
     budget = float("inf") if settings.client_memory_gb is None else settings.client_memory_gb * 1e9
@@ -260,6 +260,8 @@ def build(
     simulation = simulate(task, **{**options, **parts})
     if plan is not None:
         report(plan.in_words(settings))
+    if settings.data.name in REMARKS:
+        report(REMARKS[settings.data.name])
     if simulation.why:
         report(f"Engine: {simulation.engine}; {simulation.why}.")
     if simulation.ledger is not None:

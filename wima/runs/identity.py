@@ -16,6 +16,7 @@ from wima.core.errors import UsageError, check
 from wima.core.machine import processor
 from wima.core.text import typed_command
 from wima.core.version import __version__
+from wima.data.sets import REMARKS
 from wima.runs.own_code import is_own, source
 from wima.runs.settings import CHANGEABLE, CHOICES, Settings, change_settings
 from wima.simulation.engines import EXACT
@@ -47,6 +48,8 @@ def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
     ]
     if not found and run.settings.run_id != run.status.get("settings", run.settings.run_id):
         differ.append("settings.toml was changed")
+    if then.get("data_checksum") != now.get("data_checksum"):
+        differ += [REMARKS[name] for name in (run.settings.data.name,) if name in REMARKS]
     if differ:
         raise UsageError(
             f"The run in {run.path} was started with different settings, data or versions, so it "
@@ -105,7 +108,7 @@ def environment() -> dict[str, Any]:
     """What results depend on besides the settings."""
     import torch  # imported here: reading run folders does not need it
 
-    packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors")}
+    packages = {name: version(name) for name in ("torch", "numpy", "safetensors")}
     return {
         "wima": __version__,
         "code": _commit(),

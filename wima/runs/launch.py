@@ -397,7 +397,7 @@ def worked_to_resume(path: Path, changes: Sequence[str]) -> bool:
 def check_rank_0(simulation: Simulation) -> None:
     """Refuse to write a run that belongs to another process."""
     check(
-        not simulation.helps,
+        not simulation.is_worker_rank,
         "Only rank 0 of a distributed run writes a folder; start the ranks with `wima run` or "
         "`wima resume`, which handle this, one run at a time.",
     )

@@ -16,7 +16,7 @@ from wima.core.errors import UsageError, check, unknown
 if TYPE_CHECKING:
     from torch import nn
 
-    from wima.data.bundle import Bundle
+    from wima.data.federated import Bundle
 
 
 OWN = "own"  # data and model of a run that was started with Python objects
@@ -198,8 +198,7 @@ def own_data(name: str, settings: dict[str, Any], options: dict[str, Any]) -> Bu
 
     A setting that is not None is refused if the function has no such parameter.
     """
-    from wima.data.bundle import Bundle
-    from wima.data.federated import FederatedData, as_array
+    from wima.data.federated import Bundle, FederatedData, as_array
 
     function = own_thing("data", name)
     check(callable(function), f"data {name!r} must be a function, got {function!r:.80}.")

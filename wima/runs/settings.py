@@ -168,7 +168,7 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
     data: Choice = Choice(name="digits")  # a known data set, or the path of an .npz file
     clients: int | None = None  # default: as in the data set, or 100
     alpha: float | Literal["iid"] | None = None  # Dirichlet concentration; 0: one class per client
-    split: str | None = None  # a file that assigns examples to clients
+    split: str | None = None  # a file that assigns examples to clients, or "pachinko"
     data_seed: int = Field(0, ge=0)  # of the split; not `seed`, so that all seeds share clients
     model: Choice = Choice(name="mlp")
     algorithm: Choice = Choice(name="fedavg")

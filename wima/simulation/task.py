@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Flat, Layout, Vector
 from wima.data.batches import Batch
-from wima.data.federated import Array, FederatedData, as_array
-from wima.data.holdout import hold_out
+from wima.data.federated import Array, FederatedData, as_array, hold_out
 from wima.data.mapped import as_tensor, release
 from wima.data.transform import Transform
 from wima.simulation.measures.base import Metrics

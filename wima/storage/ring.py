@@ -12,7 +12,6 @@ from torch import Tensor
 
 from wima.core.errors import UsageError
 from wima.core.machine import memory_available
-from wima.core.shapes import LINEAR, weight
 from wima.core.vector import Vector
 from wima.storage.segments import PART, Segments, mapped_file
 
@@ -87,17 +86,12 @@ class Ring:
         """w as it would be read back, rounded to the ring's dtype."""
         return w if self.dtype == w.dtype else w.to(self.dtype).to(w.dtype)
 
-    def mean(self, n: int, shape: str = LINEAR) -> Vector:
-        """The mean of the last n vectors, summed in float64, oldest first.
-
-        shape: of the weights; see `core.shapes`.
-        """
+    def mean(self, n: int) -> Vector:
+        """The mean of the last n vectors, summed in float64, oldest first."""
         total = torch.zeros(self._size, dtype=torch.float64, device=self._like.device)
-        oldest = self.count - n
-        for first in range(oldest, self.count, BLOCK):
+        for first in range(self.count - n, self.count, BLOCK):
             numbers = range(first, min(first + BLOCK, self.count))
-            weights = [weight(shape, number - oldest, n) for number in numbers]
-            _add(total, [self._pushed(number) for number in numbers], weights)
+            _add(total, [self._pushed(number) for number in numbers])
         return total.div_(n).to(self._like)
 
     def _pushed(self, number: int) -> Tensor:
@@ -146,10 +140,10 @@ def _reserved(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) 
     )
 
 
-def _add(total: Vector, vectors: Sequence[Vector], weights: Sequence[float]) -> None:
-    """Add weighted vectors to a float64 total in chunks, without copying whole vectors."""
+def _add(total: Vector, vectors: Sequence[Vector]) -> None:
+    """Add vectors to a float64 total in chunks, without copying whole vectors."""
     for start in range(0, len(total), CACHED):
         piece = slice(start, start + CACHED)
         part = total[piece]
-        for vector, alpha in zip(vectors, weights, strict=True):
-            part.add_(vector[piece].to(part.device), alpha=alpha)
+        for vector in vectors:
+            part.add_(vector[piece].to(part.device))

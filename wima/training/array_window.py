@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wima.core.checks import check_count
+from wima.core.checks import EQUAL, check_count, check_equal_weights
 from wima.core.errors import UsageError, check
-from wima.core.shapes import LINEAR, check_shape
-from wima.training.tensors import TensorRing
+from wima.training.past import TensorRing
 from wima.training.window_average import check_windows
 
 
@@ -31,7 +30,7 @@ class ArrayWindow:
         average.value()                  # the same containers, with averages
 
     Floating-point arrays and floats are averaged, each in its own dtype; everything else is as in
-    the newest value.  every, dtype, folder and shape are those of `WindowAverage`.
+    the newest value.  every, dtype and folder are those of `WindowAverage`.
 
     Examples:
         >>> import numpy as np, wima
@@ -49,15 +48,15 @@ class ArrayWindow:
         every: int = 1,
         dtype: torch.dtype | None = None,
         folder: str | PathLike[str] | None = None,
-        shape: str = LINEAR,
+        shape: str = EQUAL,  # removed
     ) -> None:
         check(
             str(window) != "auto",
             "window='auto' chooses W by gradients, and arrays have none: give a number.",
         )
-        self.windows, self.every, self.shape = check_windows(window), every, shape
+        self.windows, self.every = check_windows(window), every
         check_count("every", every)
-        check_shape("shape", shape)
+        check_equal_weights("shape", shape)
         self._dtype, self._folder = dtype, Path(folder) if folder else None
         self.calls = 0  # number of calls of update
         self._ring: TensorRing | None = None
@@ -77,7 +76,6 @@ class ArrayWindow:
                 self.windows[-1],
                 dtype=self._dtype,
                 folder=self._folder,
-                shape=self.shape,
             )
         _check_alike(self._ring, tensors)
         self._ring.push(tensors)

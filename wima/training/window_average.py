@@ -19,14 +19,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from wima.core.checks import check_count, is_count
+from wima.core.checks import EQUAL, check_count, check_equal_weights, is_count
 from wima.core.errors import RunError, UsageError, check
-from wima.core.shapes import LINEAR, check_shape
 from wima.storage.manifests import read_manifest, write_manifest
 from wima.storage.segments import Segments
 from wima.training.parts import choose, unwrap
-from wima.training.sums import TensorSums
-from wima.training.tensors import TensorRing
+from wima.training.past import TensorRing, TensorSums
 
 FORMAT = 1
 MANIFEST = "window.json"
@@ -46,7 +44,7 @@ class WindowAverage:
     over any window up to the largest.
 
     window: a number, or several; or "auto", which chooses the window at every update by the
-    model's gradients, and keeps a few sums instead of past models; see `averaging.auto`.
+    model's gradients, and keeps a few sums instead of past models; see `AutoWindow`.
     every: use only each k-th update.
     parts: names or patterns of what is averaged (`"head.*"`; the name of a module selects all its
     tensors); by default, all trainable parameters and, with use_buffers, all floating-point
@@ -54,8 +52,6 @@ class WindowAverage:
     dtype: the dtype in which past models are stored, such as torch.bfloat16.
     folder: store them in a file there instead of in memory.
     device: where they are stored.
-    shape: the decay that the weights correspond to, "linear", "sqrt" or "cosine"; see
-    `core.shapes`.
 
     Examples:
         >>> import torch, wima
@@ -82,12 +78,12 @@ class WindowAverage:
         dtype: torch.dtype | None = None,
         folder: str | PathLike[str] | None = None,
         device: torch.device | str = "cpu",
-        shape: str = LINEAR,
+        shape: str = EQUAL,  # removed
     ) -> None:
         self.windows = () if window == "auto" else check_windows(window)
-        self.every, self.shape = every, shape
+        self.every = every
         check_count("every", every)
-        check_shape("shape", shape)
+        check_equal_weights("shape", shape)
         self.model, self._module = model, unwrap(model)
         self._owners = choose(self._module, parts, use_buffers)
         self._past = _memory(
@@ -96,7 +92,6 @@ class WindowAverage:
             device=device,
             dtype=dtype,
             folder=Path(folder) if folder else None,
-            shape=shape,
         )
         unnamed = self._module.named_parameters() if parts is None else ()
         self._frozen = [(name, p) for name, p in unnamed if name not in self._owners]
@@ -132,7 +127,7 @@ class WindowAverage:
             )
         tensors = self._tensors()
         if isinstance(self._past, TensorSums) and self.calls % self.every == 0:
-            self._past.judge(tensors)  # these gradients are those of the last added model
+            self._past.use_gradients(tensors)  # these gradients are those of the last added model
         self.calls += 1
         if self.calls % self.every == 0:
             self._past.push(tensors)
@@ -239,7 +234,7 @@ def _memory(
     """Where past models are kept: in a ring, or in sums if the window is "auto"."""
     if windows:
         return TensorRing(tensors, windows[-1], device=device, **how)
-    given = [name for name, value in how.items() if value not in (None, LINEAR)]
+    given = [name for name, value in how.items() if value is not None]
     check(
         not given,
         f"window='auto' keeps float64 sums in memory instead of models: omit {', '.join(given)}.",

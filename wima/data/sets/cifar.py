@@ -1,26 +1,32 @@
-"""CIFAR-10 and CIFAR-100 in the publisher's binary version.
+"""CIFAR-10 and CIFAR-100 in the publisher's binary version, and TFF's federated CIFAR-100.
 
-A record is the label bytes (CIFAR-100: coarse, fine), then 3,072 bytes of pixels, plane by plane.
+A record of the binary version is the label bytes (CIFAR-100: coarse, fine), then 3,072 bytes of
+pixels, plane by plane.  TFF's file is an lzma-compressed SQLite table of serialized
+tf.train.Examples, which map names to lists; here `image` (3,072 integers, height x width x
+channel), `label` and `coarse_label`.
+
+    examples(split_name, client_id, serialized_example_proto)
 """
 
 from __future__ import annotations
 
-import gzip
+import lzma
+import shutil
 import tarfile
-import zlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
 from wima.core.errors import UsageError, check
-from wima.data.cache import DataSet, RawData, Remote
-from wima.data.federated import Array, check_labels
+from wima.data.cache import DataSet, RawData, Remote, open_sqlite
+from wima.data.federated import Array
+from wima.data.sets import REMARKS
 from wima.data.transform import Images, Transform
-from wima.storage.reading import check_file, check_unpacked
 
 PIXELS = 3 * 32 * 32
-GZIP = b"\x1f\x8b"  # its first bytes
 CLASSES10 = "airplane automobile bird cat deer dog frog horse ship truck"
 CLASSES100 = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
@@ -34,67 +40,36 @@ CLASSES100 = (
     "turtle wardrobe whale willow_tree wolf woman worm"
 )
 TERMS = "No licence text; cite Krizhevsky, Learning Multiple Layers of Features (2009)."
+ARCHIVE = "cifar100.sqlite.lzma"  # TFF's
 
 
-class _Limited:
-    """An archive's unpacked bytes, refused beyond what a file of its size can plausibly hold."""
-
-    def __init__(self, path: Path, file: BinaryIO | gzip.GzipFile) -> None:
-        self._path, self._file, self.tell = path, file, file.tell
-
-    def read(self, size: int) -> bytes:
-        check_unpacked(self._path, self._file.tell() + size)
-        return self._file.read(size)
-
-    def seek(self, position: int) -> int:
-        check_unpacked(self._path, position)
-        return self._file.seek(position)
-
-
-def member(source: Path, name: str, size: int) -> bytes:
-    """The file of that name in a folder, in an archive, or in an archive in a folder.
-
-    Links in archives are not followed.  Of a file that is too long, one extra byte is read.
-    """
+def member(source: Path, name: str) -> bytes:
+    """The file of that name in a folder, in an archive, or in an archive in a folder."""
     if source.is_dir():
-        found = sorted(source.rglob(name))
-        if found:
-            check_file(found[0])
-            with found[0].open("rb") as file:
-                return file.read(size + 1)
+        if files := sorted(source.rglob(name)):
+            return files[0].read_bytes()
         archives = sorted(source.glob("*.tar.gz"))
         check(bool(archives), f"{source}: no file {name} in this folder, and no .tar.gz archive.")
         source = archives[0]
     try:
-        check_file(source)
-        with source.open("rb") as first:
-            opened = gzip.open if first.read(2) == GZIP else open
-        with opened(source, "rb") as packed, _tar(_Limited(source, packed)) as archive:
-            files = (m for m in archive if m.isreg() and Path(m.name).name == name)
-            path = next(files, None)
-            check(path is not None, f"{source}: no file {name} in this archive.")
-            assert path is not None
-            content = archive.extractfile(path)
-            return b"" if content is None else content.read(size + 1)
-    except UsageError:
-        raise
-    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
+        with tarfile.open(source) as archive:
+            for entry in archive:
+                if entry.isreg() and Path(entry.name).name == name:
+                    content = archive.extractfile(entry)
+                    return content.read() if content else b""
+    except (tarfile.TarError, EOFError, OSError) as error:
         raise UsageError(f"{source}: truncated, or not a tar archive: {error}") from None
-
-
-def _tar(file: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=file, mode="r:")
+    raise UsageError(f"{source}: no file {name} in this archive.")
 
 
 def records(source: Path, name: str, count: int, labels: int) -> tuple[Array, Array]:
     """Label bytes (count, labels) and images (count, 3, 32, 32) of one file."""
-    size = count * (labels + PIXELS)
-    data = member(source, name, size)
-    hint = "; is it truncated?" if len(data) < size else " or more."
+    data, size = member(source, name), count * (labels + PIXELS)
+    hint = "; is it truncated?" if len(data) < size else "."
     got = f"{len(data):,}{hint}"
     check(len(data) == size, f"{source}: {name} must have {size:,} bytes, got {got}")
     table = np.frombuffer(data, np.uint8).reshape(count, labels + PIXELS)
-    return table[:, :labels], table[:, labels:].reshape(count, 3, 32, 32)
+    return table[:, :labels].astype(np.int64), table[:, labels:].reshape(count, 3, 32, 32)
 
 
 def read_cifar10(source: Path) -> RawData:
@@ -102,23 +77,107 @@ def read_cifar10(source: Path) -> RawData:
     parts = [records(source, f"data_batch_{i}.bin", 10_000, 1) for i in range(1, 6)]
     y, x = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     y_test, x_test = records(source, "test_batch.bin", 10_000, 1)
-    return RawData(x, _labels(y), x_test, _labels(y_test), 10)
+    return RawData(x, y[:, 0], x_test, y_test[:, 0], 10)
 
 
 def read_cifar100(source: Path) -> RawData:
     """50,000 training and 10,000 test images of 100 classes in 20 groups."""
     y, x = records(source, "train.bin", 50_000, 2)
     y_test, x_test = records(source, "test.bin", 10_000, 2)
-    groups = _labels(y[:, :1])
-    try:
-        check_labels(groups, 20, "coarse label")
-    except UsageError as error:
-        raise UsageError(f"{source}: train.bin: {error}") from None
-    return RawData(x, _labels(y[:, 1:]), x_test, _labels(y_test[:, 1:]), 100, groups=groups)
+    most = y[:, 0].max()
+    check(most < 20, f"{source}: train.bin: coarse labels must be in 0..19, got {most}.")
+    return RawData(x, y[:, 1], x_test, y_test[:, 1], 100, groups=y[:, 0])
 
 
-def _labels(column: Array) -> Array:
-    return column[:, 0].astype(np.int64)
+def read_pam(source: Path) -> RawData:
+    """500 training and 100 test clients with 100 images each."""
+    if source.is_dir():
+        files = [source / name for name in (ARCHIVE, "cifar100.sqlite") if (source / name).exists()]
+        check(bool(files), f"{source}: no {ARCHIVE} and no cifar100.sqlite in this folder.")
+        source = files[0]
+    if source.suffix == ".sqlite":
+        return _read_tables(source)
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "cifar100.sqlite"
+        try:
+            with lzma.open(source) as packed, plain.open("wb") as file:
+                shutil.copyfileobj(packed, file)
+        except (lzma.LZMAError, EOFError) as error:
+            raise UsageError(f"{source}: truncated, or not an lzma file: {error}") from None
+        return _read_tables(plain)
+
+
+def _read_tables(path: Path) -> RawData:
+    with closing(open_sqlite(path)) as db:
+        parts = {}
+        for split in ("train", "test"):
+            rows = db.execute(
+                "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
+                "ORDER BY client_id, rowid",
+                (split,),
+            )
+            images, labels, groups, clients = [], [], [], []
+            for client, blob in rows:
+                example = parse_example(blob)
+                images.append(np.array(example["image"], np.uint8).reshape(32, 32, 3))
+                labels.append(example["label"][0])
+                groups.append(example["coarse_label"][0])
+                clients.append(client.decode() if isinstance(client, bytes) else str(client))
+            if not images:
+                raise ValueError(f"no examples in split {split!r}")
+            x = np.stack(images).transpose(0, 3, 1, 2)
+            parts[split] = x, np.array(labels), np.array(groups), np.array(clients)
+    (x, y, groups_of, owners), (x_test, y_test, _, _) = parts["train"], parts["test"]
+    return RawData(x, y, x_test, y_test, 100, clients=owners, groups=groups_of)
+
+
+def parse_example(data: bytes) -> dict[str, list[int]]:
+    """The integer lists of a serialized tf.train.Example, by name."""
+    lists = {}
+    for _, features in _fields(data):  # Example.features
+        for _, entry in _fields(features):  # Features.feature, a map
+            parts = dict(_fields(entry))
+            for kind, values in _fields(parts[2]):  # Feature: 3 is int64_list
+                if kind == 3:
+                    lists[parts[1].decode()] = _integers(values)
+    return lists
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The length-delimited fields of a message: number and content."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        if key & 7 != 2:
+            raise ValueError(f"unexpected wire type {key & 7}")
+        size, at = _varint(data, at)
+        if at + size > len(data):
+            raise ValueError("message ends inside a field")
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _integers(data: bytes) -> list[int]:
+    """Int64List.value, packed or one by one."""
+    values, at = [], 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        size, at = _varint(data, at) if key & 7 == 2 else (1, at)
+        end = at + size if key & 7 == 2 else at + 1
+        while at < end:
+            value, at = _varint(data, at)
+            values.append(value)
+    return values
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
 
 
 def cifar10_images(augment: str = "each") -> Transform:
@@ -158,4 +217,22 @@ CIFAR100 = DataSet(
     cifar100_images,
     expects="cifar-100-binary.tar.gz, or a folder with train.bin and test.bin",
     labels=tuple(CLASSES100.split()),
+)
+PAM = DataSet(
+    "cifar100-pam",
+    TERMS,
+    (
+        Remote(
+            ARCHIVE,
+            f"https://storage.googleapis.com/tff-datasets-public/{ARCHIVE}",
+            "sha256:23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
+            153_019_920,
+        ),
+    ),
+    read_pam,
+    cifar100_images,
+    expects=f"TFF's {ARCHIVE} or the unpacked cifar100.sqlite",
+    remark=REMARKS["cifar100-pam"],
+    labels=tuple(CLASSES100.split()),
+    clients=500,
 )

@@ -1,63 +1,54 @@
-"""Scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, part of the library."""
+"""Handwritten digits: 1,797 images of 8 x 8 pixels that come with this package.
+
+They are the test set of Alpaydin and Kaynak, Optical Recognition of Handwritten Digits (UCI Machine
+Learning Repository, 1998, CC BY 4.0), in the order of scikit-learn's `load_digits`.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from importlib.metadata import version
-from zipfile import BadZipFile
+from pathlib import Path
 
 import numpy as np
 
-from wima.core.errors import RunError
-from wima.data.bundle import Bundle
-from wima.data.cache import cache
-from wima.data.federated import Array, FederatedData
-from wima.data.splits.assignment import read_assignment
-from wima.data.splits.labels import split
-from wima.storage.files import written
-from wima.storage.reading import open_archive, read_array
+from wima.data.federated import Array, Bundle, FederatedData
+from wima.data.split import assign
 
-CLASSES = 10
-ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+FILE = Path(__file__).with_suffix(".npz")
+CLASSES, CLIENTS = 10, 100
 BRIGHTEST = 16  # pixels count ink dots in 4 x 4 blocks
 
 
-def load_digits_split() -> tuple[Array, Array, Array, Array]:
-    """x_train, y_train, x_test, y_test: a fifth of every class is held out, always the same.
+def load_digits() -> tuple[Array, Array]:
+    """All images as rows of 64 numbers from 0 to 16, and their labels.
 
-    Kept in the cache, because importing scikit-learn takes a second.
+    Examples:
+        >>> from wima.data.sets.digits import load_digits
+        >>> x, y = load_digits()
+        >>> x.shape, y[:5].tolist()
+        ((1797, 64), [0, 1, 2, 3, 4])
     """
-    file = cache() / "ready" / f"digits-{version('scikit-learn')}.npz"
-    try:
-        with open_archive(file) as kept:
-            x_train, y_train, x_test, y_test = (read_array(kept, name) for name in ARRAYS)
-            return x_train, y_train, x_test, y_test
-    except (OSError, ValueError, BadZipFile):
-        arrays = _from_sklearn()
-    # If the cache is not writable, this only costs time.
-    with suppress(RunError), written(file) as draft, draft.open("wb") as opened:
-        np.savez(opened, **dict(zip(ARRAYS, arrays, strict=True)))  # type: ignore[arg-type]
-    return arrays
+    with np.load(FILE) as stored:
+        images, labels = stored["images"], stored["labels"]
+    return images.reshape(-1, 64).astype(np.float64), labels.astype(np.int64)
 
 
-def _from_sklearn() -> tuple[Array, Array, Array, Array]:
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-    from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
-
-    images, labels = load_digits(return_X_y=True)
+def load_digits_split() -> tuple[Array, Array, Array, Array]:
+    """x_train, y_train, x_test, y_test: a fifth of every class is held out, always the same."""
+    images, y = load_digits()
     x = (images / BRIGHTEST).astype(np.float32).reshape(-1, 1, 8, 8)
-    y = labels.astype(np.int64)
-    x_train, x_test, y_train, y_test = train_test_split(
-        x, y, test_size=0.2, stratify=y, random_state=0
-    )
-    return x_train, y_train, x_test, y_test
+    with np.load(FILE) as stored:
+        train, test = stored["train"], stored["test"]
+    return x[train], y[train], x[test], y[test]
 
 
 def digits(
-    num_clients: int = 100, alpha: float | None = 0.0, seed: int = 0, file: str | None = None
+    num_clients: int = CLIENTS,
+    alpha: float | str | None = 0.0,
+    seed: int = 0,
+    file: str | None = None,
 ) -> Bundle:
-    """scikit-learn's 1,797 digits of 8x8 pixels, 20 % held out, split among clients by alpha."""
+    """The digits, split among clients by alpha (None or "iid": uniformly) or by a file."""
     x, y, x_test, y_test = load_digits_split()
-    clients = read_assignment(file, y) if file else split(y, num_clients, alpha, seed)
+    clients = assign(y, num_clients, "iid" if alpha is None else alpha, seed, file)
     train = FederatedData.from_arrays(x, y, clients, classes=CLASSES)
     return Bundle(train, x_test, y_test, CLASSES)

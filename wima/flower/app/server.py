@@ -279,10 +279,10 @@ class Federation(Strategy, Engine):
             received.add(self._weight(i, update), vectors["delta"], extra, rest)
         means = received.means(self.setup, t)
         if means is None:
-            self._after = state._replace(fresh=None)
+            self._after = state._replace(client_gradient=None)
         else:
             if self._gradient is not None:
-                means = means._replace(fresh=self._gradient)
+                means = means._replace(client_gradient=self._gradient)
             self._after = step(self.setup, state, server, means, t)
         if not updates:
             return None, None

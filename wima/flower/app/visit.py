@@ -166,15 +166,15 @@ class NodeMemory:
         self._records = records
         self._store = None if folder is None else Segments(folder)
 
-    def read(self, visit: int, fresh: State) -> State:
-        """The memory after the visit in that round; `fresh` if there was none (-1)."""
-        if visit < 0 or fresh == ():
-            return fresh
+    def read(self, visit: int, initial: State) -> State:
+        """The memory after the visit in that round; `initial` if there was none (-1)."""
+        if visit < 0 or initial == ():
+            return initial
         for about, tensor in self._kept():
             if str(visit) in about:
-                return decode(about[str(visit)], fresh, tensor, {})
+                return decode(about[str(visit)], initial, tensor, {})
         log.warning("The memory of the visit in round %d is lost; it is reinitialised.", visit + 1)
-        return fresh
+        return initial
 
     def write(self, states: Mapping[int, State]) -> None:
         """Keep only the memory after these visits."""

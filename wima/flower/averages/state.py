@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wima.averaging import SWA, Averager, Watch, named
+from wima.averaging import SWA, Averager, Averages, named
 from wima.core.checks import check_count, check_one_of, check_switch, is_number
 from wima.core.errors import RunError, UsageError, check, unknown
 from wima.core.statistics import summary
@@ -118,7 +118,7 @@ class Averaging:
         self.clients: dict[int, Any] = {}  # round -> model -> metric -> its summary over clients
         self._interface, self._strategy = interface, StrategyState(strategy)
         self._steps: Steps | None = None  # computed only if an averager needs them
-        if any(averager.judges for averager in self.averagers.values()):
+        if any(averager.rule().needs_gradient for averager in self.averagers.values()):
             private = check_private_mean(strategy, interface)
             self._steps = Steps(interface.unpack, released=private)
         self._rounds: int | None = settings["rounds"]  # of the run
@@ -127,7 +127,7 @@ class Averaging:
         self._shapes: dict[str, tuple[int, ...]] = {}  # empty before any model has been seen
         self._layout: Layout | None = None  # of the vector that is averaged
         self._dtype = torch.float32  # of that vector
-        self._watch: Watch | None = None
+        self._averages: Averages | None = None
         self._store = _open(settings["folder"])
         if self._store is None:
             check(settings["window_store"] != "files", "window_store='files' needs a folder.")
@@ -147,12 +147,12 @@ class Averaging:
     @property
     def seen(self) -> int:
         """How many global models have been averaged so far, across server restarts."""
-        return self._watch.ring.count if self._watch else 0
+        return self._averages.ring.count if self._averages else 0
 
     @property
     def windows(self) -> dict[str, int]:
         """Average -> its number of models, for averages whose name does not state it."""
-        return self._watch.used() if self._watch else {}
+        return self._averages.used() if self._averages else {}
 
     @property
     def served(self) -> str:
@@ -167,11 +167,11 @@ class Averaging:
 
     def model(self, name: str) -> Any:
         """The named model: "plain", or an average; with the dtypes of the newest model."""
-        if self._watch is None or self._layout is None:
+        if self._averages is None or self._layout is None:
             raise RunError(f"There is no model {name!r} yet: no round has been aggregated.")
         arrays = {key: array.copy() for key, array in self._newest.items()}
         if name != "plain":
-            parts = self._layout.unflatten(self._watch.vector(name))
+            parts = self._layout.unflatten(self._averages.vector(name))
             arrays |= {key: part.numpy().astype(arrays[key].dtype) for key, part in parts.items()}
         return self._interface.pack(arrays)
 
@@ -213,27 +213,27 @@ class Averaging:
             arrays = self._interface.unpack(packed)
         except ValueError as error:
             raise RunError(f"Round {t}: the model cannot be read: {error}.") from None
-        fresh = None if self._steps is None else self._steps.end(t, arrays)
+        step = None if self._steps is None else self._steps.end(t, arrays)
         self._strategy.done = t
         if self._shapes:
             _check_same_arrays(t, self._shapes, shapes_of(arrays))
-        if self._watch is None:
+        if self._averages is None:
             self._initial = self._initial or arrays
             self._lay_out(self._averaged(), arrays, self._initial)
-        assert self._watch is not None and self._layout is not None
+        assert self._averages is not None and self._layout is not None
         w = flatten(arrays, self._layout.slices, self._dtype)
         if not bool(torch.isfinite(w).all()):
             log.warning("Round %s: the model is not finite; averages leave it out.", t)
             return
-        if fresh is not None:
-            fresh = fresh.to(self._dtype)
+        if step is not None:
+            step = step.to(self._dtype)
             # Running statistics have no gradient; torch's names identify them.
-            for name, part in self._layout.unflatten(fresh).items():
+            for name, part in self._layout.unflatten(step).items():
                 if name.endswith(STATISTICS):
                     part.zero_()
-            if not bool(torch.isfinite(fresh).all()):
-                fresh = None  # too large for the models' dtype
-        self._watch.update(w, fresh)
+            if not bool(torch.isfinite(step).all()):
+                step = None  # too large for the models' dtype
+        self._averages.update(w, step)
         self._newest = {name: array.copy() for name, array in arrays.items()}
         if self.seen % self._settings["save_every"] == 0:
             self.save()
@@ -264,7 +264,7 @@ class Averaging:
         double = any(like[name].dtype.itemsize > 4 for name in averaged)
         self._dtype = torch.float64 if double else torch.float32
         averagers = {name: self._for_run(a) for name, a in self.averagers.items()}
-        self._watch = Watch(
+        self._averages = Averages(
             averagers,
             flatten(initial or like, averaged, self._dtype),
             self._layout.mask,
@@ -330,7 +330,7 @@ class Averaging:
 
     def save(self) -> None:
         """Write everything that the next round depends on to the folder, if there is one."""
-        if self._store is None or self._watch is None or self._layout is None:
+        if self._store is None or self._averages is None or self._layout is None:
             return
         tensors = {f"newest {name}": torch.from_numpy(a) for name, a in self._newest.items()}
         rings: dict[str, Ring] = {}
@@ -338,7 +338,7 @@ class Averaging:
             "identity": self._identity(),
             "extra": {"strategy": self._strategy.encode(tensors)},
             "arrays": {"newest": list(self._newest), "averaged": list(self._layout.slices)},
-            "averages": self._watch.encode(tensors, rings),
+            "averages": self._averages.encode(tensors, rings),
         }
         # Numbered by models, because round numbers start again when a server is restarted.
         manifests.save(self._store, self.seen, tensors, rings, **content)
@@ -347,7 +347,7 @@ class Averaging:
         """What must match for a state to be resumed."""
         # Averagers as text, without unset fields that version 0.1.0 did not have.
         averagers = {
-            name: repr(averager).replace(", shape='linear'", "").replace(", buckets=None", "")
+            name: repr(averager).replace(", buckets=None", "")
             for name, averager in self.averagers.items()
         }
         classifier = list(self._settings["classifier"])
@@ -376,8 +376,8 @@ class Averaging:
             names = content["arrays"]["newest"]
             self._newest = {name: np.array(tensor(f"newest {name}").numpy()) for name in names}
             self._lay_out(content["arrays"]["averaged"], self._newest)
-            assert self._watch is not None
-            self._watch.load(content, store, tensor)
+            assert self._averages is not None
+            self._averages.load(content, store, tensor)
             if "strategy" in extra:
                 self._strategy.decode(extra["strategy"], tensor)
         except UsageError:

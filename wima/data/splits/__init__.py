@@ -1,1 +1,0 @@
-"""Which client holds which example."""
