@@ -282,9 +282,11 @@ class Runner:
         simulation = self.simulation
         with self._display(simulation.rounds, simulation.t) as display:
             for record in simulation:
-                self._snapshots.update(record.t, simulation.watch.vector("plain"))
+                if self.settings.snapshots:
+                    self._snapshots.update(record.t, simulation.watch.vector("plain"))
                 self.append(record)  # last: a recorded round has its snapshot
-                self._trackers.record(record)
+                if self.settings.trackers:
+                    self._trackers.record(record)
                 self._show(display, record)
                 if self._stop.signal is not None:
                     self._save()
