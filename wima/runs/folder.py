@@ -192,18 +192,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-# Moved to `runs/run.py`.
-from wima.runs.run import (  # noqa: E402
-    MALFORMED as MALFORMED,
-    Ending as Ending,
-    Row as Row,
-    Run as Run,
-    ending as ending,
-    is_intact as is_intact,
-    read_run as read_run,
-    rows_of as rows_of,
-    seconds_of as seconds_of,
-    state_of as state_of,
-)
