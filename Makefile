@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 REST := lab or world or site or real
 
-PAGE := wima/report/page
+PAGE := wima/report/web
 NODE := $(shell command -v node 2>/dev/null)
 ESLINT_VERSION := 10.14.0
 ESLINT := $(VENV)/eslint-$(ESLINT_VERSION)

@@ -304,23 +304,28 @@ def detail(folder: Path, images: int = 2048, each: int = 16) -> Cases:
 
     import wima
     from wima.models import FemnistCNN
-    from wima.simulation.measures.evaluation import Detail
+    from wima.simulation.measures.calibration import Calibration
+    from wima.simulation.measures.clients import Clients
 
     draw, owners = np.random.default_rng(0), np.arange(images) // each
     test = draw.random((images, 1, 28, 28), dtype=np.float32), draw.integers(62, size=images)
     data = wima.FederatedData.from_arrays(*test, owners)
-    task = wima.make_task(FemnistCNN, data, test, test_clients=owners)
-    evaluate: Any = task.evaluate
+    task: Any = wima.make_task(FemnistCNN, data, test, test_clients=owners)
+    metric = task.evaluate.leading
+    more = {"clients": Clients(metric), "calibration": Calibration(metric)}
+    evaluate = task.evaluate.with_measures(more)
     models = [task.init(seed) for seed in (0, 1)]
 
-    def passes(asked: Any) -> None:
-        pieces = range(evaluate.pieces(asked))
-        evaluate.combine([evaluate.piece(k, models, asked) for k in pieces])
+    def passes(names: list[str]) -> None:
+        parts = [evaluate.piece(k, models, names) for k in range(evaluate.pieces(names))]
+        for model in range(len(models)):
+            for name in names:
+                evaluate.measures[name].combine([part[model][name] for part in parts])
 
-    cases = {"pooled metrics": (False, False), "and of each client": (True, False)}
-    cases |= {"and calibration": (False, True), "and both": (True, True)}
-    for case, asked in cases.items():
-        yield case, partial(passes, Detail(*asked))
+    cases: dict[str, list[str]] = {"pooled metrics": [], "and of each client": ["clients"]}
+    cases |= {"and calibration": ["calibration"], "and both": [*more]}
+    for case, names in cases.items():
+        yield case, partial(passes, ["metrics", *names])
 
 
 def distributed(folder: Path, names: Sequence[str] = ("digits", "femnist")) -> Cases:
@@ -341,7 +346,7 @@ def ranks(name: str) -> None:
         run = ["torch.distributed.run", "--nproc-per-node=2", "-m", "benchmarks.micro", "ranks"]
         os.execv(sys.executable, [sys.executable, "-m", *run, name])
     turns = Turns() if os.environ["RANK"] == "0" else None
-    from wima.simulation.engines.group import join
+    from wima.simulation.engines.ranks import join
 
     simulation = _simulate(name, engine="distributed", last_batch="short")
     if turns is not None:
@@ -407,10 +412,8 @@ def echo(workers: str, cohort: str) -> None:
 # Commands.
 
 COMMAND = "from wima.cli.main import main; main()"
-FIRST = "import atexit, os; from wima.runs.folder import RunFolder; "
-FIRST += (
-    f"RunFolder.append = lambda self, record: (atexit._run_exitfuncs(), os._exit(0)); {COMMAND}"
-)
+FIRST = "import atexit, os; from wima.runs.launch import Runner; "
+FIRST += f"Runner.append = lambda self, record: (atexit._run_exitfuncs(), os._exit(0)); {COMMAND}"
 # Not getrusage: its peak is at least that of the process that started the command.
 TELLING = """
 import atexit, sys

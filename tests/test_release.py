@@ -163,4 +163,4 @@ def test_the_installed_wheel_runs_the_demo_and_reports_without_the_checkout(whee
     here("wima", "report", "demo", "--out", "report")
     page = (elsewhere / "report" / "index.html").read_text(encoding="utf-8")
     for part in ("page.css", "chart.js"):  # of which the page is put together
-        assert text_of(f"wima/report/page/{part}").strip()[:200] in page
+        assert text_of(f"wima/report/web/{part}").strip()[:200] in page

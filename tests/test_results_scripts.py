@@ -12,8 +12,11 @@ import torch
 import wima
 from tests.helpers.fedjax_files import femnist_folder, writer
 from tests.helpers.paths import ROOT
+from tests.helpers.reports import make_sheet
+from tests.helpers.run_folders import write_run
 from wima.data.manage import import_data
 from wima.data.transform import draw
+from wima.experiments.sheet import Cell, write_sheet
 from wima.runs.launch import launch
 from wima.runs.settings import load_settings
 
@@ -92,3 +95,36 @@ def test_the_settings_of_niid_bench_run(tmp_path, monkeypatch, cifar10_files):
     run = wima.read_run(tmp_path / "run")
     assert [len(record.cohort) for record in run.records] == [10]
     assert sum(p.numel() for p in run.model("plain").parameters()) == 62_006
+
+
+def test_rules_that_choose_a_window_are_behind_the_best_one(tmp_path, capsys):
+    """The naive computation from the same curves, and the committed table."""
+    models = {"plain": "plain", "auto": "wima-auto", "W = 100": "wima20", "W = 5": "wima1"}
+    rng, rounds, levels, cells = np.random.default_rng(0), 90, [], []
+    for seed in range(3):
+        curves = {name: rng.uniform(0.4, 0.6, rounds) for name in models.values()}
+        windows = {"wima-auto": [max(1, t // 4) for t in range(1, rounds + 1)]}
+        write_run(tmp_path / f"{seed}", {"rounds": rounds, "seed": seed}, curves, "done", windows)
+        levels.append({name: values[60:].mean() for name, values in curves.items()})
+        cells.append(Cell("FedAvg", "digits", seed, f"{seed}", models))
+    write_run(tmp_path / "cut", {"rounds": rounds, "seed": 3}, curves, "interrupted")
+    cells.append(Cell("FedAvg", "digits", 3, "cut", models))
+    names = {"rows": ["FedAvg"], "columns": ["digits"], "headings": list(models)}
+    sheet = make_sheet(cells, name="auto", kind="regret", shown="", scale="", **names)
+    main = runpy.run_path(str(SCRIPTS / "choosing_w.py"))["main"]
+    main(write_sheet(sheet, tmp_path), tmp_path)
+    header, _, line, mean, worst = (
+        line.removeprefix("| ").removesuffix(" |").split(" | ")
+        for line in capsys.readouterr().out.splitlines()
+    )
+    fixed = ("plain", "wima20", "wima1")
+    behind = [one["wima-auto"] - max(map(one.__getitem__, fixed)) for one in levels]
+    column = header.index("auto − best")
+    for cells, expected in ((line, np.mean(behind)), (mean, np.mean(behind)), (worst, min(behind))):
+        assert cells[column] == f"{100 * expected:+.2f}".replace("-", "−")
+    assert (tmp_path / "digits.png").is_file()
+    auto = ROOT / "docs" / "results" / "auto" / "auto.sheet.json"
+    main(auto)
+    page = (ROOT / "docs" / "choosing-w.md").read_text(encoding="utf-8")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 30 and [line for line in lines if line not in page] == []

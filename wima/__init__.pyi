@@ -32,7 +32,7 @@ from wima.runs.in_python import run as run
 from wima.runs.run import Run as Run, read_run as read_run
 from wima.simulation.check import check_algorithm as check_algorithm
 from wima.simulation.faults import Faults as Faults
-from wima.simulation.measures.base import Examples as Examples, Measure as Measure
+from wima.simulation.measures.base import Measure as Measure
 from wima.simulation.measures.finetune import FineTune as FineTune
 from wima.simulation.privacy import Gaussian as Gaussian
 from wima.simulation.schedules import (

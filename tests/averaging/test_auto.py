@@ -135,7 +135,7 @@ def test_processes_choose_the_same():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcm", "scaffold", "mimelite", "adabest"])
 @pytest.mark.parametrize("engine", ["serial", "reference", "batched"])
-def test_fresh_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeypatch):
+def test_client_gradient_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeypatch):
     """Without the directions of earlier rounds that an algorithm mixes in; MIMELite's are full."""
     expected, found = [], []
     kind = BY_NAME[name]
@@ -154,20 +154,20 @@ def test_fresh_is_what_the_clients_own_gradients_add_up_to(name, engine, monkeyp
         sums.clear()  # the hooks were tried, to find out what is sent
         for _ in simulation:
             expected.append(torch.stack(sums).mean(0))
-            found.append(simulation.state.fresh)
+            found.append(simulation.state.client_gradient)
             sums.clear()
     scale = getattr(simulation.setup.algorithm, "alpha", 1.0) if name == "fedcm" else 1.0
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, scale * other, rtol=1e-3, atol=1e-6)
 
 
-def test_for_mime_fresh_is_the_full_gradient_that_it_asks_for():
+def test_for_mime_client_gradient_is_the_full_gradient_that_it_asks_for():
     for engine in ("serial", "reference"):
         with wima.simulate(
             task_of(), wima.Mime(), averagers=[AUTO], engine=engine, **OPTIONS
         ) as simulation:
             next(simulation)
-            assert torch.equal(simulation.state.fresh, simulation.state.server.c)
+            assert torch.equal(simulation.state.client_gradient, simulation.state.server.c)
 
 
 def test_rounds_without_a_usable_update_are_not_judged():
@@ -179,8 +179,10 @@ def test_rounds_without_a_usable_update_are_not_judged():
 def test_nothing_is_computed_that_nobody_asks_for():
     with wima.simulate(task_of(), wima.Scaffold(), averagers=[WIMA(3)], **OPTIONS) as simulation:
         next(simulation)
-        assert simulation.state.fresh is None and not simulation.setup.fresh
-    assert not Setup._field_defaults["fresh"]
+        assert (
+            simulation.state.client_gradient is None and not simulation.setup.wants_client_gradient
+        )
+    assert not Setup._field_defaults["wants_client_gradient"]
 
 
 def test_a_killed_run_goes_on_to_the_same_choices(tmp_path):

@@ -28,6 +28,7 @@ def accuracies() -> list[dict[str, np.ndarray]]:
     return [late_accuracies(seed) for seed in SEEDS]
 
 
+@pytest.mark.lab
 @pytest.mark.slow
 @pytest.mark.parametrize("average", ["wima50", "wima-auto"])
 def test_the_demos_averages_are_a_point_better_than_the_plain_model(accuracies, average):
@@ -35,6 +36,7 @@ def test_the_demos_averages_are_a_point_better_than_the_plain_model(accuracies, 
     assert np.mean(gains) >= POINT
 
 
+@pytest.mark.lab
 @pytest.mark.slow
 def test_the_demos_fixed_window_halves_the_deviation_from_round_to_round(accuracies):
     for run in accuracies:

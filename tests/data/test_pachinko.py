@@ -96,6 +96,7 @@ def test_five_hundred_clients_with_a_hundred_images_each_share_out_all_images(fu
     assert tables(y, clients)[0].sum(axis=0).tolist() == [500] * 100
 
 
+@pytest.mark.lab
 def test_its_skew_is_that_of_the_naive_process_at_full_size(full_size):
     ours = statistics(*tables(*full_size))
     naive = np.array([statistics(*naive_pachinko(500, seed)) for seed in range(6)])
@@ -105,6 +106,7 @@ def test_its_skew_is_that_of_the_naive_process_at_full_size(full_size):
     print("classes, coarse labels, entropy, repeats:", ours.round(3), naive.mean(0).round(3))
 
 
+@pytest.mark.lab
 def test_its_skew_is_that_of_the_naive_process_over_many_seeds():
     y, groups = labels(20)  # 20 clients a seed; the last ones get the leftovers, as at full size
     ours = np.array([statistics(*tables(y, pachinko(y, groups, 20, seed))) for seed in range(8)])

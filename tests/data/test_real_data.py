@@ -27,6 +27,8 @@ from wima.runs.settings import load_settings
 from wima.simulation.engines.shared import Shared
 from wima.simulation.objectives import objective
 
+pytestmark = pytest.mark.real
+
 ONE_ROUND = ["rounds=1", "clients_per_round=1", "eval_every=0", "engine=serial"]
 COARSE_OF_FINE = (  # CIFAR-100's fine label -> coarse label, as its publisher groups them
     "4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10 12 14 16 9 "

@@ -142,6 +142,7 @@ def test_a_round_sends_the_vectors_that_the_page_counts(tmp_path):
         assert 0 < messages < 6 * 1000, name
 
 
+@pytest.mark.world
 def test_torchrun_writes_the_run_that_serial_writes(tmp_path):
     path = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -35,7 +35,7 @@ REAL = subprocess.Popen
 ROOT = Path(__file__).parents[2]
 LIMIT = 60  # seconds until the zygote must have imported everything, or started a process
 # Not imported beforehand: other people's frameworks, and what `python -m` runs as a script.
-LEFT_OUT = ("wima.flower", "wima.training.callbacks", "wima.experiments.worker", "wima.__main__")
+LEFT_OUT = ("wima.flower", "wima.training.callbacks", "wima.__main__")
 _cold, _address = False, ""
 
 

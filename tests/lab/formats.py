@@ -52,8 +52,8 @@ class _Quiet:
 def _read_run(folder: Path) -> None:
     """`wima runs` and `wima report`, all but its figures, then what `wima run` prints."""
     from wima.cli.tables import runs_table
-    from wima.report.summary import summarize
     from wima.runs.folder import check_free, read_run
+    from wima.runs.run import summarize
 
     runs_table(folder)
     _report(folder)
@@ -63,24 +63,27 @@ def _read_run(folder: Path) -> None:
 
 
 def _report(folder: Path) -> None:
-    from wima.report.gather import gather
-    from wima.report.measure import Measure
+    from wima.core.measure import Measure
+    from wima.report.frame import gather
     from wima.report.page import page
-    from wima.report.texts import data_csv, latex, markdown, markdown_page, table_csv
+    from wima.report.paper_page import Notes, markdown_page
+    from wima.report.table import grid
+    from wima.report.text import data_csv, grid_csv, latex, markdown
     from wima.report.write import make_tables
 
     measure = Measure()
-    found = gather([folder], measure.metric)
-    tables, omitted = make_tables(found, measure)
-    facts = {"title": "", "made": "", "version": "", "command": "", "notes": ""}
+    data = gather([folder], measure.metric)
+    tables, omitted = make_tables(data, measure)
+    facts = {"title": "", "made": "", "version": "", "command": ""}
     for table in tables:
-        for write in (markdown, latex, table_csv):
+        for write in (markdown, latex):
             write(table, measure)
+        grid_csv(grid(table, measure))
     data_csv(tables)
-    markdown_page(tables, [*found.omitted, *omitted], measure, facts)
-    page(tables, omitted, measure, facts, {table.slug: [] for table in tables})
-    if found.omitted:
-        raise UsageError(found.omitted[0].reason)
+    markdown_page(tables, [*data.omitted, *omitted], measure, facts, Notes())
+    page(tables, omitted, measure, facts, Notes(), {table.slug: [] for table in tables})
+    if data.omitted:
+        raise UsageError(data.omitted[0].reason)
 
 
 def _load_checkpoint(folder: Path) -> None:
@@ -100,11 +103,11 @@ def _load_checkpoint(folder: Path) -> None:
         raise RunError(wrong[0])
 
 
-def _window(folder: Path) -> None:
-    from wima.runs.folder import read_run
-    from wima.runs.windows import write_window
+def _average_snapshots(folder: Path) -> None:
+    from wima.model_files.mean import average_files
 
-    write_window(read_run(folder / "run"), 2, folder / "mean.safetensors", force=True)
+    files = sorted((folder / "run" / "snapshots").glob("*.safetensors"))
+    average_files(files, folder / "mean.safetensors", force=True)
 
 
 def _flower(folder: Path) -> None:
@@ -331,7 +334,7 @@ FORMATS: dict[str, Format] = {
     "sheet": Format(_sheet, _report, ("own.sheet.json",)),
     "manifest": Format(_run, _load_checkpoint, ("run/checkpoints/0*.json",)),
     "segment": Format(_run, _load_checkpoint, ("run/checkpoints/*.safetensors",)),
-    "snapshot": Format(_run, _window, ("run/snapshots/*.safetensors",)),
+    "snapshot": Format(_run, _average_snapshots, ("run/snapshots/*.safetensors",)),
     "flower state": Format(_flower, _restore_flower, ("*",)),
     "settings": Format(_settings, _read_settings, ("settings.toml",)),
     "experiment": Format(_experiment, _read_experiment, ("own.toml",)),

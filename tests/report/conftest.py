@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.browser import Browser, find_browser
 from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, make_sheet
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.measure import Measure
 from wima.report.write import write_report
 
 
@@ -44,9 +44,9 @@ def report(pool: Path) -> Path:
 @pytest.fixture
 def no_figures(monkeypatch) -> None:
     """Drawing them takes most of the time of a report, and not every test looks at them."""
-    for name in ("draw_table", "draw_sections"):
+    for name in ("draw_table", "draw_picture"):
         monkeypatch.setattr(f"wima.report.write.{name}", lambda *_: [])
-    monkeypatch.setattr("wima.report.comparison.write.draw", lambda *_: None)
+    monkeypatch.setattr("wima.report.compare.draw_comparison", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

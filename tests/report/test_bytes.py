@@ -13,10 +13,8 @@ from tests.helpers.comparisons import numbers as compared
 from tests.helpers.extras import DOWN, UP, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of, place
 from tests.helpers.run_folders import write_run
-from wima.report.comparison.paired import compare
-from wima.report.comparison.texts import OLDER, caption, header, lines
-from wima.report.comparison.write import write_comparison
-from wima.report.measure import Measure, megabytes
+from wima.core.measure import Measure, megabytes
+from wima.report.compare import OLDER, Comparison, caption, compare, grid, write_comparison
 from wima.report.write import write_report
 
 TARGET = 0.62
@@ -37,6 +35,10 @@ def reached(seed: int, model: str) -> int:
 
 def total(rounds: int) -> int:
     return sum(DOWN * (1 + t % 3) + UP for t in range(1, rounds + 1))
+
+
+def column(made: Comparison, number: int) -> list[str]:
+    return [line[number] for line in grid(made).lines]
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +94,13 @@ def test_without_a_target_bytes_are_not_shown(runs, tmp_path):
 
 def test_a_comparison_has_megabytes_beside_the_rounds_if_any_run_recorded_them(runs, tmp_path):
     made = compare([runs], Measure(target=TARGET))
-    assert header(made)[-2:] == ["rounds to 62 %", "MB sent"]
-    for row, line in zip(made.rows, lines(made), strict=True):
+    assert grid(made).header[-2:] == ["rounds to 62 %", "MB sent"]
+    for row, text in zip(made.rows, column(made, -1), strict=True):
         mean = np.mean([total(reached(seed, row.model)) for seed in range(3)])
-        assert row.sent == pytest.approx(mean) and line[-1].text == megabytes(mean)
-    best = min(made.rows, key=lambda row: row.sent)
-    assert [line[-1].best for line in lines(made)] == [r.sent == best.sent for r in made.rows]
+        assert row.sent == pytest.approx(mean) and text == megabytes(mean)
+    least = min(row.sent for row in made.rows)
+    best = {(number, 9) for number, row in enumerate(made.rows) if row.sent == least}
+    assert {place for place in grid(made).best if place[1] == 9} == best
     assert any("MB: " in sentence for sentence in caption(made))
     write_comparison(made, tmp_path / "out", "wima compare")
     line = compared(tmp_path / "out", "fedavg", "plain", "1")
@@ -109,10 +112,10 @@ def test_a_comparison_has_megabytes_beside_the_rounds_if_any_run_recorded_them(r
         settings = {"rounds": ROUNDS, "seed": seed, "lr": 1}
         write_run(tmp_path / "mixed" / f"{seed}", settings, curves(seed))
     mixed = compare([runs, tmp_path / "mixed"], Measure(target=TARGET))
-    assert [line[-1].text for line in lines(mixed)].count("") == 2
+    assert column(mixed, -1).count("") == 2
     assert OLDER in caption(mixed)[0] and OLDER not in caption(made)[0]
     older = compare([tmp_path / "older"], Measure(target=TARGET))
-    assert header(older) == header(made)[:-1] and isnan(older.rows[0].sent)
+    assert grid(older).header == grid(made).header[:-1] and isnan(older.rows[0].sent)
     assert not any("MB" in sentence for sentence in caption(older))
 
 

@@ -11,19 +11,23 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from tests.helpers.comparisons import HEIGHTS, ROUNDS, level, noisy, write_method
 from tests.helpers.documents import section
 from tests.helpers.paths import ROOT
 from tests.helpers.run_folders import write_run
-from wima.report.comparison.paired import compare
-from wima.report.comparison.picture import _figure, draw, mean_curve
-from wima.report.comparison.texts import latex
-from wima.report.gather import COMPARED
-from wima.report.measure import Measure
+from wima.core.measure import Measure
+from wima.report.compare import Comparison, compare, latex
+from wima.report.figures import band_of, comparison_figure, draw_comparison
+from wima.report.frame import COMPARED
 
 FILES = {COMPARED, *(f"compare.{ending}" for ending in ("md", "tex", "csv", "png", "pdf"))}
 PAGE = section("reports.md", "Comparing methods over seeds")
+
+
+def figure_of(made: Comparison) -> Figure:
+    return comparison_figure(made.table, made.baseline, made.measure)
 
 
 @pytest.fixture
@@ -153,12 +157,17 @@ def test_latex_compiles(three, tmp_path):
 
 
 def test_curves_are_means_over_seeds_with_their_deviation(three):
-    row = compare([three], Measure()).rows[0]
-    curve, spread = mean_curve(row)
+    made = compare([three], Measure())
+    row = made.rows[0]
+    band = band_of(row.members)
     values = np.stack([noisy("fedavg", seed)["plain"] for seed in range(3)])
-    assert curve.rounds.tolist() == list(range(1, ROUNDS + 1))
-    np.testing.assert_allclose(curve.values, values.mean(axis=0))
-    np.testing.assert_allclose(spread, values.std(axis=0, ddof=1))
+    assert band.rounds.tolist() == list(range(1, ROUNDS + 1))
+    np.testing.assert_allclose(band.mean.values, values.mean(axis=0))
+    axes = figure_of(made).axes[0]
+    extent = axes.collections[0].get_paths()[0].get_extents()
+    spread = values.std(axis=0, ddof=1)
+    ends = 100 * (values.mean(axis=0) - spread).min(), 100 * (values.mean(axis=0) + spread).max()
+    np.testing.assert_allclose((extent.ymin, extent.ymax), ends)
 
 
 def test_plain_is_thin_and_few_evaluations_are_points(tmp_path):
@@ -166,7 +175,7 @@ def test_plain_is_thin_and_few_evaluations_are_points(tmp_path):
         write_method(tmp_path / "few", method)
         write_method(tmp_path / "many", method, rounds=200)
     for folder, marker in (("few", "o"), ("many", "None")):
-        curves = _figure(compare([tmp_path / folder], Measure())).axes[0]
+        curves = figure_of(compare([tmp_path / folder], Measure())).axes[0]
         plain, average, *_ = curves.get_lines()
         assert plain.get_linewidth() < average.get_linewidth()
         assert str(plain.get_marker()) == marker
@@ -175,10 +184,10 @@ def test_plain_is_thin_and_few_evaluations_are_points(tmp_path):
 
 def test_the_picture_shows_differences_with_their_intervals(three):
     made = compare([three], Measure(), models=["plain"])
-    forest = _figure(made).axes[1]
+    forest = figure_of(made).axes[1]
     labels = [text.get_text() for text in forest.get_yticklabels()]
     assert labels == ["fedavg", "fedprox", "scaffold"]
-    found = made.rows[2].difference
+    found = made.rows[2].gain
     ends = [100 * (found.mean - found.half), 100 * (found.mean + found.half)]
     drawn = [line.get_xdata() for line in forest.get_lines() if list(line.get_ydata()) == [2, 2]]
     np.testing.assert_allclose(drawn[0], ends)
@@ -190,7 +199,7 @@ def test_drawing_needs_no_number_and_leaves_other_figures_alone(tmp_path):
     before, made = dict(mpl.rcParams), compare([tmp_path / "runs"], Measure())
     pictures = []
     for _ in range(2):
-        draw(made, tmp_path)
+        draw_comparison(made.table, made.baseline, made.measure, tmp_path)
         pictures.append([path.read_bytes() for path in sorted(tmp_path.glob("compare.*"))])
     assert pictures[0] == pictures[1] and dict(mpl.rcParams) == before
 

@@ -7,8 +7,8 @@ import pytest
 from tests.helpers.comparisons import ROUNDS, noisy, write_method
 from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
-from wima.report.comparison.paired import compare
-from wima.report.measure import Measure
+from wima.core.measure import Measure
+from wima.report.compare import compare
 
 
 def names(made) -> list[str]:
@@ -17,7 +17,7 @@ def names(made) -> list[str]:
 
 def plain_of(path, **options) -> list[str]:
     made = compare([path], Measure(), models=["plain"], **options)
-    return [row.method.name for row in made.rows]
+    return [row.row for row in made.rows]
 
 
 def test_plain_fedavg_is_first_and_the_baseline(tmp_path):

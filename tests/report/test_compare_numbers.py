@@ -10,9 +10,8 @@ from scipy import stats
 
 from tests.helpers.comparisons import HEIGHTS, LAST, ROUNDS, level, noisy, numbers, write_method
 from tests.helpers.run_folders import write_run
-from wima.report.comparison.paired import Comparison, compare
-from wima.report.comparison.texts import caption, warnings
-from wima.report.measure import Measure
+from wima.core.measure import Measure
+from wima.report.compare import Comparison, caption, compare, warnings
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 SEEDS, MODELS = (0, 1, 2), ("plain", "wima5")
@@ -65,13 +64,13 @@ def test_levels_differences_and_p_values_are_those_of_a_hand_computation(three, 
 def test_a_difference_is_marked_if_its_corrected_p_is_small(three):
     made = compare([three], Measure())
     for one in made.rows:
-        if one.difference:
-            assert one.difference.marked == (one.difference.holm <= 0.05)
-    assert {one.difference.marked for one in made.rows if one.difference} == {True, False}
+        if one.gain:
+            assert one.gain.marked == (one.gain.holm <= 0.05)
+    assert {one.gain.marked for one in made.rows if one.gain} == {True, False}
 
 
 def test_pairing_removes_what_the_seed_does_to_both(three):
-    found = row(compare([three], Measure()), "scaffold/plain").difference
+    found = row(compare([three], Measure()), "scaffold/plain").gain
     unpaired = stats.ttest_ind(means("scaffold", "plain"), means("fedavg", "plain"))
     low, high = unpaired.confidence_interval(0.95)
     assert found.half < (high - low) / 2
@@ -81,14 +80,16 @@ def test_of_a_loss_less_is_better(three):
     made = compare([three], Measure("loss"))
     own, base = (2 - 2 * means(method, "plain") for method in ("scaffold", "fedavg"))
     found = row(made, "scaffold/plain")
-    assert (found.won, found.lost) == ((own < base).sum(), (own > base).sum())
-    assert found.difference.mean == pytest.approx((own - base).mean()) and found.won > found.lost
-    assert made.best is min(made.rows, key=lambda one: one.level[0])
+    assert (made.won(found), made.won(found, -1)) == ((own < base).sum(), (own > base).sum())
+    assert found.gain.mean == pytest.approx((own - base).mean()) and made.won(found) > made.won(
+        found, -1
+    )
+    assert made.best is min(made.rows, key=lambda one: one.mean)
 
 
 def test_the_last_rounds_can_be_chosen(three):
     found = row(compare([three], Measure(last=3)), "scaffold/plain")
-    assert found.level[0] == pytest.approx(means("scaffold", "plain", last=3).mean())
+    assert found.mean == pytest.approx(means("scaffold", "plain", last=3).mean())
 
 
 def test_rounds_to_a_target_are_a_mean_only_if_every_seed_reaches_it(three, cli):
@@ -123,7 +124,7 @@ def test_seeds_of_one_method_only_are_named_and_not_paired(tmp_path):
     write_method(tmp_path, "fedavg", seeds=(0, 1, 2))
     write_method(tmp_path, "scaffold", seeds=(1, 2, 3))
     made = compare([tmp_path], Measure())
-    found = row(made, "scaffold/plain").difference
+    found = row(made, "scaffold/plain").gain
     both = stats.ttest_rel(means("scaffold", "plain", (1, 2)), means("fedavg", "plain", (1, 2)))
     assert found.size == 2 and found.p == pytest.approx(both.pvalue)
     told = " ".join(warnings(made))
@@ -136,7 +137,7 @@ def test_methods_without_a_common_seed_have_no_difference(tmp_path):
     write_method(tmp_path, "fedavg", seeds=(0, 1))
     write_method(tmp_path, "scaffold", seeds=(2, 3))
     made = compare([tmp_path], Measure(), models=["plain"])
-    assert row(made, "scaffold/plain").difference is None
+    assert row(made, "scaffold/plain").gain is None
     assert "Difference" not in " ".join(caption(made))
 
 
@@ -182,4 +183,4 @@ def test_unfinished_runs_do_not_count_and_are_named(tmp_path, cli):
     assert code == 0 and "Not counted, interrupted: scaffold, seed 2, 20/40 rounds: " in out
     assert "2 of 3" in out and "0 of 1" in out
     found = row(compare([Path("runs")], Measure()), "scaffold/plain")
-    assert found.level[0] == pytest.approx(means("scaffold", "plain", (0, 1)).mean())
+    assert found.mean == pytest.approx(means("scaffold", "plain", (0, 1)).mean())

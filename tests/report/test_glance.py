@@ -11,13 +11,20 @@ from matplotlib.image import imread
 
 from tests.helpers.reports import COLUMN, LAST, OTHER, ROUNDS, curves, make_sheet
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure
 from wima.core.statistics import of_independent
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.gather import gather
-from wima.report.glance import beside_paper, glance, glance_notes, same_sign
-from wima.report.measure import Measure
-from wima.report.opening import _figure, draw_opening
+from wima.report.figures import opening_figure
+from wima.report.frame import gather
+from wima.report.paper_page import (
+    beside_paper,
+    draw_opening,
+    glance,
+    glance_notes,
+    opening,
+    same_sign,
+)
 from wima.report.statistics import Interval
 from wima.report.write import make_tables, write_report
 
@@ -100,7 +107,8 @@ def test_the_picture_has_a_panel_per_method_with_the_papers_numbers(tmp_path):
     runs = [("FedAvg", OTHER, seed, 0.02) for seed in (0, 1)] + [("FedDyn", OTHER, 0, 0.02)]
     folder = write_pool(tmp_path / "in", runs, scale="paper")
     found = beside_paper(tables_of(folder))
-    first, second = _figure(found, OTHER, Measure()).axes
+    _, column, pairs = opening(found)
+    first, second = opening_figure(pairs, column, Measure()).axes
     assert (first.get_title(), second.get_title()) == (
         "FedAvg, 2 seeds",
         "FedDyn, 1 seed (paper: N/A)",

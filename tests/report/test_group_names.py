@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.helpers.reports import ROUNDS, curves, data_of
 from tests.helpers.run_folders import write_run
-from wima.report.groups import LIMIT, group_names
+from wima.report.names import LIMIT, group_names
 from wima.report.write import write_report
 
 BASE = {"algorithm": "fedavg", "data": "digits", "lr": "0.1", "rounds": "60", "averagers": "wima"}

@@ -10,13 +10,13 @@ import pytest
 
 from tests.helpers.reports import COLUMN, LAST, ROUNDS, curves, make_sheet
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure
 from wima.core.statistics import holm
 from wima.experiments.printed import printed
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.forest import forest
-from wima.report.gather import gather
-from wima.report.headline import comparisons, headline, median_interval
-from wima.report.measure import Measure
+from wima.report.frame import gather
+from wima.report.page import forest
+from wima.report.paper_page import comparisons, headline, median_interval
 from wima.report.statistics import gain_over_seeds
 from wima.report.write import make_tables, write_report
 
@@ -120,23 +120,26 @@ def test_the_interval_of_a_median_is_that_of_all_outcomes_of_fair_coins(count):
     assert median_interval(values) == expected
 
 
-def test_the_forest_has_a_line_with_its_interval_for_each_comparison(tmp_path):
-    tables, _ = make_tables(gather([write_pool(tmp_path)], "accuracy"), Measure())
+def test_the_forest_has_a_line_with_its_interval_for_each_comparison(tmp_path, no_figures):
+    folder = write_pool(tmp_path / "in")
+    tables, _ = make_tables(gather([folder], "accuracy"), Measure())
     found = comparisons(tables)
-    made = forest(found, Measure())
+    write_report([folder], tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    made = page[page.index('<section id="gains">') :].partition("</section>")[0]
     assert made.count("<tr>") == len(found) == 3
     assert all(Measure().interval(c.gain).split(" ", 1)[1] in made for c in found)
-    assert forest([], Measure()) == ""
+    assert forest([], Measure())["blocks"] == []
 
 
 @pytest.mark.parametrize("scale", ["cpu", "paper"])
 def test_the_papers_gain_is_grey_unless_the_settings_are_the_papers(tmp_path, scale):
     folder = write_pool(tmp_path, rows=["FedAvg", "SCAFFOLD"], scale=scale)
     tables, _ = make_tables(gather([folder], "accuracy"), Measure())
-    made = forest(comparisons(tables), Measure())
+    [block] = forest(comparisons(tables), Measure())["blocks"]
     assert printed("sota", "FedAvg", COLUMN, "WIMA") is not None
-    own = 'class="paper same"' if scale == "paper" else 'class="paper"'
-    assert made.count(own) == 2 == made.count('class="paper')
+    rows = [(bool(row["paper"]), row["same"]) for row in block["rows"]]
+    assert rows == [(True, scale == "paper")] * 2
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

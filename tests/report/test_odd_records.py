@@ -1,4 +1,4 @@
-"""Records whose extras are damaged or odd: the run is left out with the reason, never a crash."""
+"""Records whose extras are damaged or odd: read, or left out with the reason, never a crash."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from tests.helpers.extras import add_extras, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of
 from tests.helpers.run_folders import write_run
-from wima.report.gather import gather
-from wima.report.measure import Measure
+from wima.core.measure import Measure
 from wima.report.write import write_report
 
 KEYS = ("bytes", "clients", "calibration", "finetuned")
@@ -41,14 +40,20 @@ def with_last(run: Path, copy: Path, change: Callable[[dict], None]) -> Path:
     return copy
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_a_run_with_an_odd_value_is_left_out_with_the_reason(run, tmp_path, key, odd):
-    odd_run = with_last(run, tmp_path / "run", lambda record: record.update({key: odd}))
-    found = gather([odd_run], "accuracy")
-    assert not found.runs and f"is damaged in line {ROUNDS}" in found.omitted[0].reason
+def test_a_run_with_an_odd_value_is_read_or_left_out_with_the_reason(run, tmp_path, key, odd):
+    with_last(run, tmp_path / "in" / "run", lambda record: record.update({key: odd}))
+    shutil.copytree(run, tmp_path / "in" / "good")
+    settings = tmp_path / "in" / "good" / "settings.toml"
+    settings.write_text(settings.read_text().replace("seed = 0", "seed = 1"))
+    done = write_report([tmp_path / "in"], tmp_path / "out", Measure(target=0.6))
+    assert done.runs + len(done.omitted) == 2
+    assert all("its records are damaged: " in item.reason for item in done.omitted)
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(("name", "odd"), INSIDE)
 def test_so_is_one_with_an_odd_summary(run, tmp_path, name, odd):
     def of_clients(record: dict) -> None:
@@ -57,9 +62,11 @@ def test_so_is_one_with_an_odd_summary(run, tmp_path, name, odd):
     def of_tuned(record: dict) -> None:
         record["finetuned"]["wima10"]["after"][name] = odd
 
+    shutil.copytree(run, tmp_path / "in" / "good")
     for number, change in enumerate((of_clients, of_tuned)):
-        found = gather([with_last(run, tmp_path / f"run-{number}", change)], "accuracy")
-        assert not found.runs and f"is damaged in line {ROUNDS}" in found.omitted[0].reason
+        with_last(run, tmp_path / "in" / f"run-{number}", change)
+    done = write_report([tmp_path / "in"], tmp_path / "out")
+    assert done.runs + sum("damaged" in item.reason for item in done.omitted) >= 2
 
 
 def test_the_report_on_the_others_is_complete(run, tmp_path, no_figures):

@@ -8,6 +8,8 @@ from tests.helpers.reports import data_of, show_all
 from tests.helpers.run_folders import write_runs
 from wima.report.write import Report, write_report
 
+pytestmark = pytest.mark.lab
+
 
 @pytest.fixture(scope="module")
 def report_on_500(tmp_path_factory) -> Report:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.helpers.extras import rewrite
 from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, data_of, make_sheet, numbers, place
 from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
+from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.gather import gather
-from wima.report.measure import Measure
-from wima.report.tables import sheet_table
+from wima.report.frame import gather
+from wima.report.table import sheet_table
 from wima.report.write import make_tables, write_report
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -92,3 +95,28 @@ def test_several_cells_may_share_a_run(tmp_path):
     assert means[1] - means[0] == pytest.approx(0.01)
     assert len(list(table.runs())) == 1
     assert len(make_tables(found, Measure())[0]) == 1  # no table of other runs
+
+
+def test_a_sheet_of_regrets_is_skipped_with_the_script_that_shows_it(tmp_path):
+    write_run(tmp_path / "run", {"rounds": ROUNDS}, curves(0))
+    cells = [Cell("FedAvg", COLUMN, 0, "run", {"plain": "plain", "auto": "wima10"})]
+    path = write_sheet(make_sheet(cells, name="auto", kind="regret"), tmp_path)
+    done = write_report([tmp_path], tmp_path / "out")
+    assert [item.path for item in done.omitted] == [str(path)]
+    assert "examples/results/choosing_w.py" in done.omitted[0].reason
+    assert [table.sheet.name for table in done.tables] == ["runs"]
+
+
+@pytest.mark.parametrize(("stated", "sign"), [("lower", -1), ("higher", 1), (None, 1)])
+def test_the_direction_of_a_metric_is_what_its_runs_say(tmp_path, stated, sign):
+    run = write_run(tmp_path / "run", {"rounds": ROUNDS}, curves(0))
+    rewrite(
+        run, lambda record: [own.update(rmse=own["loss"]) for own in record["metrics"].values()]
+    )
+    if stated:
+        path = run / "environment.json"
+        known = {**json.loads(path.read_text()), "directions": {"rmse": stated}}
+        path.write_text(json.dumps(known))
+    write_report([tmp_path / "run"], tmp_path / "out", Measure("rmse"))
+    assert data_of(tmp_path / "out")["measure"]["sign"] == sign
+    assert Measure("rmse").sign == 1 and Measure("loss").sign == -1  # by their names

@@ -8,14 +8,13 @@ import pytest
 from matplotlib.image import imread
 
 from tests.helpers.paths import ROOT
-from wima.report.gather import gather
+from wima.report.frame import gather
 from wima.report.write import write_report
 
 DOCS = ROOT / "docs"
 RESULTS = {name: DOCS / "results" / name for name in ("paper", "cpu", "auto", "clients", "privacy")}
 PAPER, RUNS = RESULTS["paper"], RESULTS["cpu"]
 PAGES = {
-    "auto": ["choosing-w.md"],
     "clients": ["measures.md"],
     "privacy": ["measures.md"],
 }

@@ -14,7 +14,7 @@ from tests.helpers.reports import curves
 from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
 from wima.runs.folder import Run, read_run
-from wima.runs.launch import Progress
+from wima.runs.launch import ProgressDisplay
 from wima.runs.record import RECORDS, Curves
 from wima.runs.settings import load_settings, presets
 from wima.simulation.simulate import Record
@@ -87,7 +87,7 @@ def test_records_are_read_once_for_curves_and_windows(tmp_path, monkeypatch):
 def test_progress_shows_the_window_where_it_varies():
     metrics = {"plain": {"accuracy": 0.5}, AUTO: {"accuracy": 0.945}}
     shown = StringIO()
-    with Progress(1, console=Console(file=shown, width=200)) as progress:
+    with ProgressDisplay(1, console=Console(file=shown, width=200)) as progress:
         progress.update(Record(1, [0], 0.1, metrics, 1.0, windows={AUTO: 41}))
     assert f"plain 50.0 %  {AUTO} (W 41) 94.5 %" in shown.getvalue()
 

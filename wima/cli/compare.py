@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from wima.report.comparison.paired import Comparison
+    from wima.report.compare import Comparison
 
 WIDTH = 100  # of the table, if the output is not a terminal
 LONG = 26  # characters; longer names take two lines
@@ -42,11 +42,14 @@ def compare(
     """Compare methods over seeds: paired differences to a baseline, with intervals."""
     from rich.console import Console
 
-    from wima.report.comparison.paired import compare as compare_runs
-    from wima.report.comparison.texts import caption, warnings
-    from wima.report.comparison.write import check_out, write_comparison
-    from wima.report.measure import Measure
-    from wima.report.write import check_measure
+    from wima.core.measure import Measure, check_measure
+    from wima.report.compare import (
+        caption,
+        check_out,
+        compare as compare_runs,
+        warnings,
+        write_comparison,
+    )
 
     measure = Measure(metric, last, target)
     check_measure(measure)
@@ -73,20 +76,19 @@ def _table(comparison: Comparison) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from wima.report.comparison.texts import HOLM, SEEDS, P, header, lines, same_seeds
+    from wima.report.compare import HOLM, SEEDS, P, grid, same_seeds, without
 
-    names = header(comparison)
     unwanted = {SEEDS} if same_seeds(comparison) else set()
-    unwanted |= set() if comparison.tests else {P, HOLM}
-    kept = [place for place in range(2, len(names)) if place not in unwanted]
+    shown = without(grid(comparison), unwanted | (set() if comparison.tests else {P, HOLM}))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method/model", overflow="fold")
-    for place in kept:
-        heading = printable(names[place]).replace(" ", "\n", 1)  # two lines: narrow
+    for name in shown.header[shown.labels :]:
+        heading = printable(name).replace(" ", "\n", 1)  # two lines: narrow
         table.add_column(Text(heading), justify="right", no_wrap=True)
-    for line in lines(comparison):
-        texts = [Text(line[n].text, style="bold" if line[n].best else "") for n in kept]
-        table.add_row(_name(line[0].text, line[1].text), *texts)
+    for number, (method, model, *texts) in enumerate(shown.lines):
+        styles = ["bold" if (number, i) in shown.best else "" for i in range(2, len(shown.header))]
+        cells = [Text(text, style=style) for text, style in zip(texts, styles, strict=True)]
+        table.add_row(_name(method, model), *cells)
     return table
 
 

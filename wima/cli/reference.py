@@ -9,7 +9,7 @@ import click
 import typer.main
 
 from wima.cli.main import app
-from wima.report.escaping import in_markdown
+from wima.report.text import in_markdown
 
 BEGIN = """# Command line
 

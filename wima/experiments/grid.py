@@ -10,7 +10,7 @@ from wima import averaging
 from wima.core.errors import UsageError, check
 from wima.core.statistics import last_rounds
 from wima.experiments.plan import Job
-from wima.experiments.sheet import Cell, Sheet
+from wima.experiments.sheet import Cell, Sheet, own_sheet
 from wima.runs.folder import run_name
 from wima.runs.settings import Settings, load_settings, parse_override
 
@@ -47,15 +47,11 @@ def expand_points(
     headings = list(dict.fromkeys(heading for cell in cells for heading in cell.models))
     rounds = min(job.settings.rounds for job in jobs)
     keys = [change.partition("=")[0] for change in points[0]]
-    sheet = Sheet(
-        name=name,
-        title=f"{Path(source).stem}: {', '.join(keys) or 'seeds'}",
-        shown="",
-        kind="table",
-        scale="",
-        note="",
+    sheet = own_sheet(
+        name,
+        f"{Path(source).stem}: {', '.join(keys) or 'seeds'}",
+        last_rounds(rounds),
         command=command,
-        last=last_rounds(rounds),
         rows=list(dict.fromkeys(cell.row for cell in cells)),
         columns=[Path(source).stem],
         headings=headings,

@@ -18,7 +18,7 @@ from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 
 SUFFIX = ".sheet.json"
-Kind = Literal["table", "curves", "regret"]
+Kind = Literal["table", "curves", "regret"]  # reports skip a regret, which a script shows
 
 
 class Cell(NamedTuple):
@@ -46,6 +46,12 @@ class Sheet(NamedTuple):
     columns: list[str]
     headings: list[str]  # "plain" first
     cells: list[Cell]
+
+
+def own_sheet(name: str, title: str, last: int, **names: Any) -> Sheet:
+    """A sheet that is not in the paper.  names: rows, columns, headings, cells, command."""
+    empty = {"columns": [""], "cells": [], "command": "", "scale": "", "note": ""}
+    return Sheet(name=name, title=title, shown="", kind="table", last=last, **(empty | names))
 
 
 def write_sheet(sheet: Sheet, folder: Path) -> Path:

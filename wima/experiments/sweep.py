@@ -7,17 +7,13 @@ same command resumes a sweep that was killed.
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -26,6 +22,7 @@ from rich.table import Table
 from wima.core.errors import UsageError
 from wima.core.signals import ASKED, handled_by
 from wima.core.text import cell
+from wima.core.workers import Exited, Worker, end
 from wima.experiments.plan import Job
 from wima.runs.run import read_run
 from wima.storage.lock import is_running
@@ -186,66 +183,59 @@ class Sweep(Runs):
         self.folder = folder
         self.states = states_of(jobs, folder)
         self._waiting = deque(state for state in self.states if state.state == "waiting")
-        self._lock = threading.Lock()
-        self._processes: list[subprocess.Popen[str]] = []
-        count = min(workers, len(self._waiting))
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        self._parallel = min(workers, len(self._waiting))
+        self._current: dict[Worker, RunState] = {}
 
     def parallel(self) -> int:
-        return len(self._threads)
+        return self._parallel
 
     def run(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with handled_by(self._forward, ASKED):
-            for thread in self._threads:
-                thread.start()
-            while any(thread.is_alive() for thread in self._threads):
-                time.sleep(0.2)
+        with handled_by(self._forward, ASKED), DefaultSelector() as selector:
+            while self._current or (self._waiting and not self.stopping):
+                while self._waiting and not self.stopping and len(self._current) < self._parallel:
+                    # In a session of its own, so that Ctrl-C reaches it only through `_forward`.
+                    worker = Worker("wima.experiments.worker", independent=True, quiet=True)
+                    selector.register(worker, EVENT_READ)
+                    self._start_next(worker)
+                for key, _ in selector.select(0.2):
+                    worker = key.fileobj  # type: ignore[assignment]
+                    if not self._receive(worker):
+                        selector.unregister(worker)
+                        del self._current[worker]
+                        end([worker], patience=None)
                 yield
 
-    def _work(self) -> None:
-        """The loop of a thread: send runs to a worker process, one by one."""
-        while (state := self._next()) is not None:
-            # In a separate session, so that Ctrl-C reaches the worker only through `_forward`.
-            with subprocess.Popen(
-                [sys.executable, "-m", "wima.experiments.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-            ) as process:  # its input is closed at the end, so it exits
-                with self._lock:
-                    self._processes.append(process)
-                while state is not None:
-                    self._execute(state, process)
-                    state = None if process.poll() is not None else self._next()
-
-    def _next(self) -> RunState | None:
-        with self._lock:
-            return self._waiting.popleft() if self._waiting and not self.stopping else None
-
-    def _execute(self, state: RunState, process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        request = {"path": str(state.path), "settings": state.job.settings.to_toml()}
+    def _start_next(self, worker: Worker) -> None:
+        state = self._current[worker] = self._waiting.popleft()
         state.state = "running"
-        with contextlib.suppress(OSError):  # a worker that died is detected below
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-        for line in process.stdout:
-            message: dict[str, Any] = json.loads(line)
-            if "end" in message:
-                state.state, state.message = message["end"], message["message"]
-                return
-            state.count(message["t"])
-        code = process.wait()
-        exited = f"its process exited with code {code}"
-        state.state = "interrupted" if self.stopping else "failed"
-        state.message = exited if code >= 0 else f"killed by signal {-code}"
+        with contextlib.suppress(Exited):  # `_receive` reports it
+            worker.send({"path": str(state.path), "settings": state.job.settings.to_toml()})
+
+    def _receive(self, worker: Worker) -> bool:
+        """Update the state of a worker's run; returns whether the worker continues."""
+        state = self._current[worker]
+        try:
+            messages = [message.header for message in worker.receive()]
+        except Exited:
+            code = worker.process.wait()
+            exited = f"its process exited with code {code}"
+            state.state = "interrupted" if self.stopping else "failed"
+            state.message = exited if code >= 0 else f"killed by signal {-code}"
+            return False
+        for message in messages:
+            if "end" not in message:
+                state.count(message["t"])
+                continue
+            state.state, state.message = message["end"], message["message"]
+            if self.stopping or not self._waiting or state.state == "interrupted":
+                return False
+            self._start_next(worker)
+        return True
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """Forward Ctrl-C and SIGTERM: runs finish their round and write a checkpoint."""
         self.stopping = True
-        for process in self._processes:
+        for worker in self._current:
             with contextlib.suppress(OSError):
-                process.send_signal(number)
+                worker.process.send_signal(number)

@@ -1,39 +1,53 @@
-"""Curves as PNG and SVG: a colour per row (per model if there is one row), averages dashed.
+"""All pictures of reports: curves of tables, panels of sections, the opening, comparisons.
 
-Several seeds are shown as their mean and a band from the minimum to the maximum.
+Plain models are thin and solid, averages thick and mostly dashed.  Several seeds are shown as their
+mean with a band; rounds that were seldom evaluated as points on a thin line.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from math import isfinite, isnan
 from pathlib import Path
-from typing import Any
+from textwrap import fill
+from typing import Any, NamedTuple
 
-from wima.report.bands import band_of, draw_curve, sparse_until
-from wima.report.choices import choices_figure
-from wima.report.measure import Measure
-from wima.report.statistics import Curve, thinned
-from wima.report.strip import axes_of
-from wima.report.tables import PLAIN, Entry, Table
+import numpy as np
+from numpy.typing import NDArray
+
+from wima.core.measure import PLAIN, Measure
+from wima.core.text import printable
+from wima.report.sections import Picture
+from wima.report.statistics import Curve, Floats, thinned
+from wima.report.table import Entry, Member, Table
+from wima.runs.summary import axes_of, draw_curve, sparse_until
 
 # As distinct as twelve colours can be, also for colour-blind readers; the page uses the same.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3399cc"]
 COLOURS += ["#b2182b", "#4b3fa7", "#6b7a1e", "#8c564b", "#117777", "#666666"]
 DASHES: list[Any] = ["--", ":", "-.", (0, (8, 2, 2, 2, 2, 2)), (0, (1, 3))]  # of averages
+IN_PAPERS: list[Any] = ["-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5))]  # the same, small
 POINTS = 2000  # per curve; more than a figure can show
+ACROSS = 4  # panels per row
+PANELS = 24  # of a section
+LABELS = 60  # of a legend; more would leave no room for the curves
+PAPER = "paper: "
+
+# A comparison is made for a paper of two columns: its width is that of the text.
+WIDTH, ROWS, EARLY, LONGEST, SHORT = 7.0, 24, 0.2, 38, 16
+PUBLISHED: dict[Any, Any] = {"font.size": 8, "axes.labelsize": 8, "axes.linewidth": 0.6}
+PUBLISHED |= {"pdf.fonttype": 42}  # TrueType, which publishers require
+PUBLISHED |= {"xtick.labelsize": 7, "ytick.labelsize": 7}
+PUBLISHED |= {"axes.spines.top": False, "axes.spines.right": False}
 
 
-def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
-    """Draw a figure for each column that has curves; returns the file names."""
-    names = []
-    columns = [c for c in table.sheet.columns if _entries(table, c)]
-    for number, column in enumerate(columns, 1):
-        stem = table.slug if len(columns) == 1 else f"{table.slug}-{number}"
-        regret = table.sheet.kind == "regret"
-        figure = (choices_figure if regret else _figure)(table, column, measure)
-        names += [save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
-    return names
+def look(heading: str, averages: Sequence[str], dashes: Sequence[Any] = DASHES) -> dict[str, Any]:
+    """The line of a model."""
+    if heading == PLAIN:
+        return {"linewidth": 0.8, "ls": "-"}
+    return {"linewidth": 1.6, "ls": dashes[averages.index(heading) % len(dashes)]}
 
 
 def save(figure: Any, path: Path, dpi: int = 120) -> str:
@@ -41,82 +55,299 @@ def save(figure: Any, path: Path, dpi: int = 120) -> str:
     import matplotlib as mpl
 
     mpl.rcParams["svg.hashsalt"] = "wima"
-    date = {"Date": None} if path.suffix == ".svg" else {}
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
-        figure.savefig(path, dpi=dpi, metadata=date)
+        figure.savefig(path, dpi=dpi, metadata=dates.get(path.suffix, {}))
     return path.name
 
 
-def printable_svg(text: str) -> str:
+# Curves
+
+
+class Band(NamedTuple):
+    """The values of several seeds, in the rounds in which all were evaluated."""
+
+    rounds: NDArray[np.int64]
+    values: Floats  # a row per seed
+    seeds: list[int]
+
+    @property
+    def mean(self) -> Curve:
+        return Curve(self.rounds, self.values.mean(axis=0))
+
+
+def band_of(members: Sequence[Member], least: int = 2) -> Band | None:
+    """The curves of the finished seeds; None if there are fewer than `least`."""
+    own = [member for member in members if member.counts]
+    curves = [member.curve for member in own if member.curve is not None]
+    if len(curves) < least:
+        return None
+    rounds = reduce(np.intersect1d, [curve.rounds for curve in curves])
+    values = np.stack([curve.values[np.isin(curve.rounds, rounds)] for curve in curves])
+    return Band(rounds, values, [member.seed for member in own]) if len(rounds) else None
+
+
+def _seed_curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
+    """The mean and range of the finished seeds as a line with a band; the others as lines."""
+    band = band_of(entry.members)
+    if band is not None:
+        low, high = (measure.factor * end(axis=0) for end in (band.values.min, band.values.max))
+        axes.fill_between(band.rounds, low, high, color=colour, alpha=0.13, linewidth=0)
+        yield Curve(band.rounds, measure.factor * band.mean.values)
+    for member in entry.members:
+        if member.curve is not None and not (band and member.seed in band.seeds):
+            yield Curve(member.curve.rounds, measure.factor * member.curve.values)
+
+
+def _panels(figure: Any, across: int, count: int) -> Any:
+    """Axes for so many panels, `across` in a row; the rest are empty."""
+    down = -(-count // across)
+    axes = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
+    for empty in axes[count:]:
+        empty.set_axis_off()
+    return axes
+
+
+def _legend(figure: Any, panels: Iterable[Any], last: str = "", **place: Any) -> None:
+    """A legend with the labels of all panels, each once; those that start with `last` last."""
+    lines = [line for panel in panels for line in panel.get_legend_handles_labels()[0]]
+    lines.sort(key=lambda line: bool(last) and line.get_label().startswith(last))
+    named = dict(list({line.get_label(): line for line in lines}.items())[:LABELS])
+    short = [text if len(text) <= 54 else f"{text[:24]} ... {text[-25:]}" for text in named]
+    columns = 3 if max(map(len, short), default=0) <= 32 else 2
+    place = {"ncols": columns, "fontsize": "small", **place}
+    for text in figure.legend([*named.values()], short, **place).get_texts():
+        text.set_parse_math(False)
+
+
+def _valid(text: str) -> str:
     """Text without characters that are invalid in SVG."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def _entries(table: Table, column: str) -> list[Entry]:
+# Tables
+
+
+def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
+    """Draw a figure for each column that has curves; returns the file names."""
+    names = []
+    columns = [column for column in table.sheet.columns if _with_curves(table, column)]
+    for number, column in enumerate(columns, 1):
+        stem = table.slug if len(columns) == 1 else f"{table.slug}-{number}"
+        figure = table_figure(table, column, measure)
+        names += [save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
+    return names
+
+
+def _with_curves(table: Table, column: str) -> list[Entry]:
     """The entries of a column that have a curve, in the first twelve rows."""
     rows = table.sheet.rows[: len(COLOURS)]
     places = [table.entry(row, column, h) for row in rows for h in table.sheet.headings]
     return [entry for entry in places if entry and any(m.score for m in entry.members)]
 
 
-def _figure(table: Table, column: str, measure: Measure) -> Any:
+def table_figure(table: Table, column: str, measure: Measure) -> Any:
+    """A colour per row, or per model if there is one row."""
     from matplotlib.figure import Figure
 
-    entries = _entries(table, column)
+    rows, headings = table.sheet.rows, table.sheet.headings
+    averages = [heading for heading in headings if heading != PLAIN]
+    entries = _with_curves(table, column)
     windows = [m.window.values for entry in entries for m in entry.members if m.window]
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes, strip = axes_of(figure, windows)
     for entry in entries:
-        _plot(axes, strip, table, entry, measure)
-    title = printable_svg(" · ".join(text for text in (table.sheet.title, column) if text))
-    hidden = len(table.sheet.rows) - len(COLOURS)
-    axes.set_title(
-        title + (f" (first {len(COLOURS)} rows)" if hidden > 0 else ""), parse_math=False
-    )
-    axes.set_ylabel(printable_svg(measure.title), parse_math=False)
+        tone = rows.index(entry.row) if len(rows) > 1 else headings.index(entry.heading)
+        colour = COLOURS[tone % len(COLOURS)]
+        label: str | None = _valid(f"{entry.row}, {entry.heading}")
+        for curve in _seed_curves(axes, entry, measure, colour):
+            style = {"color": colour, **look(entry.heading, averages)}
+            draw_curve(axes, thinned(curve, POINTS), sparse_until(curve.rounds), label, **style)
+            label = None  # of the first curve
+        for member in entry.members:
+            if member.window is not None:
+                strip.plot(*thinned(member.window, POINTS), color=colour, linewidth=1.0)
+    title = _valid(" · ".join(text for text in (table.sheet.title, column) if text))
+    hidden = f" (first {len(COLOURS)} rows)" if len(rows) > len(COLOURS) else ""
+    axes.set_title(title + hidden, parse_math=False)
+    axes.set_ylabel(_valid(measure.title), parse_math=False)
     axes.grid(alpha=0.3)
-    _legend(figure, axes)
+    _legend(figure, [axes], loc="outside lower center")
     return figure
 
 
-def _plot(axes: Any, strip: Any, table: Table, entry: Entry, measure: Measure) -> None:
-    """The curves of one entry, the first one labelled; their windows are drawn below."""
-    rows, averages = table.sheet.rows, [h for h in table.sheet.headings if h != PLAIN]
-    plain = entry.heading == PLAIN
-    dash = "-" if plain else DASHES[averages.index(entry.heading) % len(DASHES)]
-    tone = rows.index(entry.row) if len(rows) > 1 else table.sheet.headings.index(entry.heading)
-    colour = COLOURS[tone % len(COLOURS)]
-    style = {"color": colour, "linewidth": 0.8 if plain else 1.6, "ls": dash}
-    label: str | None = printable_svg(f"{entry.row}, {entry.heading}")
-    for curve in seed_curves(axes, entry, measure, colour):
-        shown = thinned(curve, POINTS)
-        draw_curve(axes, shown, sparse_until(curve.rounds), label, **style)
-        label = None
-    for member in entry.members:
-        if member.score is not None and member.window is not None:
-            strip.plot(*thinned(member.window, POINTS), color=colour, linewidth=1.0)
+def draw_picture(picture: Picture, headings: Sequence[str], folder: Path, name: str) -> list[str]:
+    """Draw the panels of a section; returns the file names."""
+    from matplotlib.figure import Figure
+
+    averages = [heading for heading in headings if heading != PLAIN]
+    shown = picture.panels[:PANELS]
+    across, down = min(ACROSS, len(shown)), -(-len(shown) // ACROSS)
+    figure = Figure(figsize=(max(1.6, across) * 3.2, down * 3.2 + 0.8), layout="constrained")
+    panels = _panels(figure, across, len(shown))
+    for axes, panel in zip(panels, shown, strict=False):
+        if picture.diagonal:
+            axes.plot((0, 100), (0, 100), color="0.6", linewidth=0.8)
+        for heading, points in panel.lines.items():
+            style: dict[str, Any] = {"color": COLOURS[headings.index(heading) % len(COLOURS)]}
+            style |= look(heading, averages) | ({"linewidth": 1.0} if heading == PLAIN else {})
+            style |= {"marker": "o", "markersize": 3} if picture.diagonal else {}
+            axes.plot(*zip(*points, strict=True), label=_valid(heading), **style)
+        axes.set_title(fill(_valid(panel.title), 40), fontsize="small", parse_math=False)
+        axes.grid(alpha=0.3)
+    _legend(figure, panels, loc="outside upper center", ncols=3)
+    figure.supxlabel(_valid(picture.x), fontsize="medium", parse_math=False)
+    figure.supylabel(_valid(picture.y), fontsize="medium", parse_math=False)
+    return [save(figure, folder / f"{name}.{ending}") for ending in ("png", "svg")]
 
 
-def seed_curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
-    """The mean and range of the finished seeds as a line with a band; the others as lines."""
-    band = band_of(entry.members)
-    if band is not None:
-        low, high = measure.factor * band.low, measure.factor * band.high
-        axes.fill_between(band.rounds, low, high, color=colour, alpha=0.13, linewidth=0)
-        yield Curve(band.rounds, measure.factor * band.mean)
-    for member in entry.members:
-        known = member.run is not None and member.score is not None
-        if known and member.run and not (band and member.seed in band.seeds):
-            curve = member.run.curves[member.model]
-            yield Curve(curve.rounds, measure.factor * curve.values)
+# The opening of a page of results: curves at the paper's scale, with the paper's numbers
 
 
-def _legend(figure: Any, axes: Any) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    short = [text if len(text) <= 54 else f"{text[:24]} ... {text[-25:]}" for text in labels]
-    columns = 3 if max(map(len, short), default=0) <= 32 else 2
-    place = {"loc": "outside lower center", "ncols": columns, "fontsize": "small"}
-    legend = figure.legend(handles, short, **place)
-    for text in legend.get_texts():
+class Pair(NamedTuple):
+    """A panel of the opening: the plain model and an average, each with its name."""
+
+    title: str
+    entries: list[tuple[Entry, str]]
+
+
+def opening_figure(pairs: Sequence[Pair], title: str, measure: Measure) -> Any:
+    """A panel per method."""
+    from matplotlib.figure import Figure
+
+    across, down = min(ACROSS, len(pairs)), -(-len(pairs) // ACROSS)
+    size = (8, 4) if len(pairs) == 1 else (1 + 2.3 * across, 1 + 1.8 * down)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = _panels(figure, across, len(pairs))
+    seen: list[float] = []  # values that must be visible
+    for panel, pair in zip(panels, pairs, strict=False):
+        for entry, name in pair.entries:
+            plain = entry.heading == PLAIN
+            style = {"color": COLOURS[int(plain)], "linewidth": 1.0 if plain else 1.8}
+            label: str | None = name
+            for curve in _seed_curves(panel, entry, measure, COLOURS[int(plain)]):
+                panel.plot(*thinned(curve, 600), label=label, **style)
+                label = None
+            for member in entry.members:
+                if member.curve is not None and member.run is not None:
+                    late = member.curve.rounds > member.run.done / 3  # the first are far below
+                    seen += [measure.factor * float(v) for v in member.curve.values[late]]
+            if entry.printed is not None and entry.printed.value is not None:  # at the right edge
+                mark = {"ls": "", "marker": "<", "markersize": 9, "clip_on": False, "mec": "black"}
+                mark |= {"color": COLOURS[int(plain)], "label": PAPER + name}
+                at = panel.get_yaxis_transform()
+                panel.plot([1.0], [entry.printed.value], transform=at, **mark)
+                seen.append(entry.printed.value)
+        panel.grid(alpha=0.3)
+        panel.set_title(pair.title, fontsize="medium", parse_math=False)
+    for panel in panels[max(0, len(pairs) - across) : len(pairs)]:  # no panel is below them
+        panel.tick_params(labelbottom=True)
+        panel.set_xlabel("round")
+    seen = [value for value in seen if isfinite(value)]
+    low, high = min(seen, default=0.0), max(seen, default=0.0)
+    room = 0.08 * (high - low) or 1.0
+    panels[0].set_ylim(low - room, high + room)
+    _legend(figure, panels, last=PAPER, loc="outside lower center", ncols=4)
+    figure.supylabel(measure.title, fontsize="medium")
+    figure.suptitle(title, parse_math=False)
+    return figure
+
+
+# Comparisons
+
+
+def draw_comparison(table: Table, baseline: Entry, measure: Measure, folder: Path) -> None:
+    """Write compare.png and compare.pdf; the same runs give the same files."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(PUBLISHED):
+        figure = comparison_figure(table, baseline, measure)
+        save(figure, folder / "compare.png", dpi=300)
+        save(figure, folder / "compare.pdf")
+
+
+def comparison_figure(table: Table, baseline: Entry, measure: Measure) -> Any:
+    """Mean curves with the deviation over seeds, beside the paired differences."""
+    from matplotlib.figure import Figure
+
+    methods, models = table.sheet.rows, table.sheet.headings
+    averages = [model for model in models if model != PLAIN]
+    looks: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for entry in table.entries.values():
+        tone = methods.index(entry.row) if methods[1:] else models.index(entry.heading)
+        if tone < len(COLOURS) and len(looks) < ROWS:
+            style = look(entry.heading, averages, IN_PAPERS)
+            width = {"linewidth": 0.7 if entry.heading == PLAIN else 1.5}
+            looks[entry.place] = {"color": COLOURS[tone], **style, **width}
+    figure = Figure(figsize=(WIDTH, max(2.4, 0.9 + 0.17 * len(looks))), layout="constrained")
+    curves, forest = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    shown = [table.entries[place] for place in looks]
+    ranges = [_mean_curve(curves, entry, looks[entry.place], measure) for entry in shown]
+    seen = np.concatenate([np.empty(0), *ranges])
+    seen = seen[np.isfinite(seen)]
+    if len(seen):
+        margin = 0.05 * (seen.max() - seen.min()) or 0.01
+        curves.set_ylim(seen.min() - margin, seen.max() + margin)
+    curves.set_xlabel("round")
+    curves.set_ylabel(_short(measure.title), parse_math=False)
+    curves.grid(alpha=0.25, linewidth=0.5)
+
+    forest.axvline(0, color="0.4", linewidth=0.6)
+    for place, entry in enumerate(shown):
+        style, gain = looks[entry.place], entry.gain
+        filled = gain is not None and gain.marked
+        point = {"marker": "o", "markersize": 4, "color": style["color"], "linestyle": "none"}
+        point["markerfacecolor"] = style["color"] if filled else "white"
+        if entry.place == baseline.place:
+            forest.plot(0, place, **(point | {"marker": "|", "markersize": 7}))
+        if gain is None:
+            continue
+        ends = [measure.factor * (gain.mean + side * gain.half) for side in (-1, 1)]
+        if not isnan(gain.half):
+            forest.plot(ends, [place, place], **style)
+        forest.plot(measure.factor * gain.mean, place, **point)
+    forest.set_ylim(len(shown) - 0.5, -0.5)
+    names = []  # only the model if there is one method, only the method if there is one model
+    for entry in shown:
+        name = entry.row if len(models) == 1 else entry.heading if not methods[1:] else entry.name
+        names.append(_short(name) + (" (diverged)" if entry.diverged else ""))
+    forest.set_yticks(range(len(shown)), names)
+    for text, entry in zip(forest.get_yticklabels(), shown, strict=True):
+        text.set_color(looks[entry.place]["color"])
         text.set_parse_math(False)
+    base = baseline.name if len(baseline.name) <= SHORT else "the baseline"
+    unit = "points" if measure.is_share else measure.metric
+    forest.set_xlabel(printable(f"difference from {base}, {unit}"), parse_math=False)
+    forest.tick_params(axis="y", length=0)
+    forest.grid(axis="x", alpha=0.25, linewidth=0.5)
+    forest.spines["left"].set_visible(False)
+    hidden = len(table.entries) - len(shown)
+    if hidden:
+        forest.set_title(f"{hidden} more rows are in the table", size=7, loc="right")
+    return figure
+
+
+def _mean_curve(axes: Any, entry: Entry, style: dict[str, Any], measure: Measure) -> np.ndarray:
+    """Draw the mean over seeds and the deviation; returns the values that must be visible."""
+    band = None if entry.diverged else band_of(entry.members, least=1)
+    if band is None:
+        return np.empty(0)
+    several = len(band.seeds) > 1
+    spread = band.values.std(axis=0, ddof=1) if several else np.zeros(len(band.rounds))
+    thin, factor = thinned(band.mean, 1000), measure.factor
+    kept = np.searchsorted(band.rounds, thin.rounds)
+    points = {"marker": "o", "markersize": 1.8} if len(band.rounds) <= 60 else {}
+    axes.plot(thin.rounds, factor * thin.values, **style, **points)
+    ends = [thin.values + side * np.nan_to_num(spread[kept]) for side in (-1, 1)]
+    low, high = factor * np.stack(ends)
+    axes.fill_between(thin.rounds, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    late = thin.rounds > EARLY * band.rounds[-1:]  # the first do not stretch the axis
+    return np.concatenate([low[late], high[late]])
+
+
+def _short(text: str) -> str:
+    """Text that is short enough, and valid in a PDF."""
+    text = printable(text).replace("\n", " ").replace("\t", " ")
+    half = LONGEST // 2 - 2
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"

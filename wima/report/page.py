@@ -1,39 +1,45 @@
 """The report as one self-contained HTML page.
 
-The files in page/ are joined; the data are embedded as JSON and drawn by page/*.js.
+The template and files in web/ are joined; the data are embedded as JSON and drawn by web/*.js.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from html import escape
 from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader
 from markdown_it import MarkdownIt
+from markupsafe import Markup
 
-from wima.report.bands import Band, band_of, sparse_until
-from wima.report.below import below
-from wima.report.forest import forest
-from wima.report.gather import Omitted, Trace
-from wima.report.glance import beside_paper, glance_section
-from wima.report.grid import common_seeds, grid, paper_gain
-from wima.report.headline import comparisons, headline
-from wima.report.measure import Measure, megabytes
+from wima.core.measure import Measure, megabytes
+from wima.report.figures import PANELS, Band, band_of
+from wima.report.frame import Omitted, Source
+from wima.report.names import proper
 from wima.report.notes import bytes_notes, gain_notes, settings_notes
-from wima.report.panels import MOST as PANELS
-from wima.report.regret import NOTES
+from wima.report.paper_page import (
+    TITLE,
+    Found,
+    Notes,
+    beside_paper,
+    comparisons,
+    glance,
+    glance_notes,
+    headline,
+)
+from wima.report.sections import below
 from wima.report.statistics import Curve, thinned
-from wima.report.tables import Entry, Table
+from wima.report.table import Entry, Table, common_seeds
+from wima.runs.summary import sparse_until
 
-FOLDER = Path(__file__).parent / "page"
+FOLDER = Path(__file__).parent / "web"
 SCRIPTS = (
     "dom.js",
     "scale.js",
@@ -49,57 +55,57 @@ SCRIPTS = (
 BUDGET = 1_200_000  # points of all curves together, about 6 MB
 LEAST, MOST = 60, 1000  # points per curve
 OWN = ("started", "engine", "threads", "workers", "clients")  # facts of a run, not of its machine
+GAINS = 60  # lines of the forest plot; data.csv has all
+CIRCLES = "Circles: the paper's gain; grey where our settings differ from the paper's."
 
 
 def page(
     tables: Sequence[Table],
     omitted: Sequence[Omitted],
     measure: Measure,
-    facts: dict[str, Any],
-    files: dict[str, list[str]],
+    facts: Mapping[str, str],
+    author: Notes,
+    files: Mapping[str, Sequence[str]],
 ) -> str:
     """The page for these tables.  files: slug -> the other files of a table."""
-    data = payload(tables, omitted, measure)
-    shown = {name: fact for name, fact in facts.items() if name not in ("notes", "by_data")}
-    data |= {"facts": shown, "files": files}
+    data = payload(tables, omitted, measure) | {"facts": facts, "files": files}
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    parts = {
-        "title": escape(str(facts["title"])),
-        "headline": escape(headline(tables, measure)),
-        "gains": forest(comparisons(tables), measure),
-        "glance": glance_section(beside_paper(tables), measure),
-        "notes": notes_section(facts.get("notes", "")),
-        "details": notes_section(_joined(facts.get("by_data", {})), "details", "By data set"),
-        "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
-        "style": style,
-        "script": script,
-        "data": _inside_html(data),
-    }
-    template = (FOLDER / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    beside = beside_paper(tables)
+    grid = glance(beside, measure)
+    by_data = "\n\n".join(f"## {name}\n\n{text}" for name, text in author.by_data.items())
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER), autoescape=True, keep_trailing_newline=True
+    )
+    return environment.get_template("page.html").render(
+        facts=facts,
+        headline=headline(tables, measure),
+        glance={**grid._asdict(), "title": TITLE, "notes": " ".join(glance_notes(beside))},
+        forest=forest(comparisons(tables), measure),
+        notes=[
+            ("notes", "Notes", _html(author.general)),
+            ("details", "By data set", _html(by_data)),
+        ],
+        policy={name: _hash(text) for name, text in (("style", style), ("script", script))},
+        style=style,
+        script=script,
+        data=_inside_html(data),
+    )
 
 
-def _joined(by_data: dict[str, str]) -> str:
-    return "\n\n".join(f"## {name}\n\n{text}" for name, text in by_data.items())
-
-
-def notes_section(notes: str, name: str = "notes", title: str = "Notes") -> str:
+def _html(notes: str) -> Markup:
     """The author's notes, in Markdown, with headings below the page's own."""
-    if not notes:
-        return ""
     reader = MarkdownIt("commonmark", {"html": False}).disable("image").enable("table")
     tokens = reader.parse(notes)
     for token in tokens:
         if token.type.startswith("heading"):
             token.tag = f"h{max(3, int(token.tag[1]))}"
-    text = reader.renderer.render(tokens, reader.options, {})
-    return f'<section id="{name}" class="notes"><h2>{title}</h2>\n{text}</section>'
+    return Markup(reader.renderer.render(tokens, reader.options, {}))
 
 
-def _hash(text: str) -> str:
+def _hash(text: str) -> Markup:
     """The source in the page's policy that allows only this script or style."""
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+    return Markup(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'")
 
 
 def _inside_html(data: Any) -> str:
@@ -110,18 +116,84 @@ def _inside_html(data: Any) -> str:
     return text
 
 
+def forest(found: Sequence[Found], measure: Measure) -> dict[str, Any]:
+    """The gains as a forest plot: a block with its own axis for each column of the tables.
+
+    Places on a track are in percent, so that it fits every screen.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    shown = found[:GAINS]
+    blocks = []
+    for column in dict.fromkeys(one.entry.column for one in shown):
+        own = [one for one in shown if one.entry.column == column]
+        numbers = []  # mean, half of the interval, the paper's gain
+        for one in own:
+            numbers.append(
+                (measure.factor * one.gain.mean, measure.factor * one.gain.half, one.paper)
+            )
+        ends = [0.0]
+        for mean, half, paper in numbers:
+            half = 0.0 if isnan(half) else half
+            ends += [mean - half, mean + half, *([] if paper is None else [paper])]
+        room = 0.06 * (max(ends) - min(ends)) or 1.0
+        low, high = min(ends) - room, max(ends) + room
+
+        def at(value: float, low: float = low, high: float = high) -> str:
+            return f"{100 * (value - low) / (high - low):.2f}%"
+
+        rows = []
+        for one, (mean, half, paper) in zip(own, numbers, strict=True):
+            unclear = isnan(half) or abs(mean) <= half
+            first, *rest = measure.interval(one.gain).split(" ", 1)
+            row = {
+                "name": proper(one.entry.row),
+                "kind": "unclear" if unclear else "better" if measure.sign * mean > 0 else "worse",
+                "at": at(mean),
+                "ends": [] if isnan(half) else [at(mean - half), at(mean + half)],
+                "paper": "" if paper is None else at(paper),
+                "same": one.table.sheet.scale == "paper",
+                "mean": first,
+                "interval": " ".join(rest),
+            }
+            rows.append(row)
+        ticks = [t for t in MaxNLocator(3).tick_values(low, high) if low <= t <= high]
+        texts = [f"{round(t, 9):+g}".replace("-", "−") if abs(t) > 1e-9 else "0" for t in ticks]
+        marks = [(at(tick), text) for tick, text in zip(ticks, texts, strict=True)]
+        blocks.append({"name": proper(column), "zero": at(0), "ticks": marks, "rows": rows})
+    unit = "in points" if measure.is_share else f"of test {measure.metric}"
+    notes = [f"Average minus plain, {unit}, with 95 % intervals; an axis per block."]
+    notes += [CIRCLES] if any(one.paper is not None for one in shown) else []
+    if len(found) > GAINS:
+        notes.append(f"The first {GAINS} of {len(found)}; all are in data.csv.")
+    return {"blocks": blocks, "notes": " ".join(notes)}
+
+
+# The data
+
+
 def payload(
     tables: Sequence[Table], omitted: Sequence[Omitted], measure: Measure
 ) -> dict[str, Any]:
-    """Everything that the page shows, as JSON."""
-    shown = {id(run): run for table in tables for run in table.runs()}
+    """Everything that the page draws, as JSON."""
+    data = tables[0].data
+    shown = {run.number: run for table in tables for run in table.runs()}
     runs = sorted(shown.values(), key=lambda run: str(run.path))
-    number = {id(run): i for i, run in enumerate(runs)}
+    index = {run.number: i for i, run in enumerate(runs)}
     entries = [entry for table in tables for entry in table.entries.values()]
     bands = {id(entry): band_of(entry.members) for entry in entries}
-    curves = sum(len(run.curves) + len(run.windows) for run in runs)
-    curves += 3 * sum(band is not None for band in bands.values())
-    points = min(MOST, max(LEAST, BUDGET // max(curves, 1)))
+    curves = {
+        (run.number, kind): {
+            model: data.curves[run.number, model, metric]
+            for model in run.models
+            if (run.number, model, metric) in data.curves
+        }
+        for run in runs
+        for kind, metric in (("curves", measure.metric), ("windows", "window"))
+    }
+    count = sum(map(len, curves.values()))
+    count += 3 * sum(band is not None for band in bands.values())
+    points = min(MOST, max(LEAST, BUDGET // max(count, 1)))
     machines: dict[str, int] = {}
     return {
         "measure": {
@@ -131,8 +203,8 @@ def payload(
             "sign": measure.sign,
             "target": None if measure.target is None else measure.factor * measure.target,
         },
-        "tables": [_table(table, number, measure, bands, points) for table in tables],
-        "runs": [_run(run, machines, points, measure) for run in runs],
+        "tables": [_table(table, index, measure, bands, points) for table in tables],
+        "runs": [_run(run, curves, machines, points, measure) for run in runs],
         "machines": [json.loads(text) for text in machines],
         "omitted": [list(item) for item in omitted],
     }
@@ -140,9 +212,9 @@ def payload(
 
 def _table(
     table: Table,
-    number: dict[int, int],
+    index: Mapping[int, int],
     measure: Measure,
-    bands: dict[int, Band | None],
+    bands: Mapping[int, Band | None],
     points: int,
 ) -> dict[str, Any]:
     sheet = table.sheet
@@ -150,20 +222,14 @@ def _table(
     names += ["rows", "columns", "headings"]
     entries = []
     for entry in table.entries.values():
-        shown, band = _entry(table, entry, number, measure), bands[id(entry)]
+        shown, band = _entry(table, entry, index, measure), bands[id(entry)]
         entries.append(shown if band is None else {**shown, "band": _band(band, points, measure)})
-    about = {name: getattr(sheet, name) for name in names}
-    about |= {
-        "slug": table.slug,
-        "last": table.last,
-        "settings": settings_notes(table),
-    }
-    about |= {"seeds": common_seeds(table), "long": dict(table.long)}
-    about |= {"sections": made} if (made := _sections(table)) else {}
-    if sheet.kind == "regret":
-        return {**about, "gainNotes": NOTES, "grid": grid(table, measure)[:3], "entries": entries}
-    told = [*gain_notes(table), *bytes_notes(table, measure)]
-    return {**about, "gainNotes": told, "entries": entries}
+    facts = {name: getattr(sheet, name) for name in names}
+    facts |= {"slug": table.slug, "last": table.last, "settings": settings_notes(table)}
+    facts |= {"seeds": common_seeds(table), "long": dict(table.long)}
+    facts |= {"sections": made} if (made := _sections(table)) else {}
+    notes = [*gain_notes(table), *bytes_notes(table, measure)]
+    return {**facts, "gainNotes": notes, "entries": entries}
 
 
 def _sections(table: Table) -> list[dict[str, Any]]:
@@ -183,79 +249,82 @@ def _sections(table: Table) -> list[dict[str, Any]]:
     return made
 
 
-def _entry(table: Table, entry: Entry, number: dict[int, int], measure: Measure) -> dict[str, Any]:
+def _entry(
+    table: Table, entry: Entry, index: Mapping[int, int], measure: Measure
+) -> dict[str, Any]:
     """A number in a table.  Values are as shown: percent for an accuracy."""
     sheet, gain = table.sheet, entry.gain
-    scores = [m.score for m in entry.members if m.counts and m.score] if entry.seeds else []
-    shown: dict[str, Any] = {
-        "mean": _shown(entry.mean, measure),
-        "deviation": _shown(entry.deviation, measure),
+    scores = [*entry.scores.values()] if entry.seeds else []
+
+    def shown(value: float) -> float | None:
+        """A recorded value as shown, with two extra digits."""
+        return None if isnan(value) else round(measure.factor * value, measure.digits + 2)
+
+    def mean(name: str) -> float | None:
+        values = [getattr(score, name) for score in scores]
+        return shown(float(np.mean(values))) if values else None
+
+    made: dict[str, Any] = {
+        "at": [
+            sheet.rows.index(entry.row),
+            sheet.columns.index(entry.column),
+            sheet.headings.index(entry.heading) if entry.heading in sheet.headings else -1,
+        ],
+        "mean": shown(entry.mean),
+        "deviation": shown(entry.deviation),
         "text": entry.text,
         "seeds": entry.seeds,
         "basis": entry.basis,
-        "jitter": _shown(_mean([s.deviation for s in scores]), measure),
-        "jump": _shown(_mean([s.jump for s in scores]), measure),
-        "forgetting": _shown(_mean([s.forgetting for s in scores]), measure),
-        "reached": [s.reached for s in scores],
-        "members": [[m.seed, number[id(m.run)] if m.run else -1, m.model] for m in entry.members],
+        "jitter": mean("deviation"),
+        "jump": mean("jump"),
+        "forgetting": mean("forgetting"),
+        "reached": [score.reached for score in scores],
+        "members": [[m.seed, index[m.run.number] if m.run else -1, m.model] for m in entry.members],
     }
-    shown |= {} if isnan(entry.sent) else {"sent": [entry.sent, megabytes(entry.sent)]}
+    made |= {} if isnan(entry.sent) else {"sent": [entry.sent, megabytes(entry.sent)]}
     if gain is not None:
-        ends = [_shown(gain.mean, measure), _shown(gain.half, measure)]
-        shown["gain"] = [*ends, gain.basis, gain.size, gain.marked]
+        made["gain"] = [shown(gain.mean), shown(gain.half), gain.basis, gain.size, gain.marked]
     if entry.printed is not None:
-        shown["paper"] = entry.printed.value
-        shown |= {"where": entry.printed.where, "remark": entry.printed.remark}
-        shown["paperGain"] = paper_gain(table, entry)
-    place = [
-        sheet.rows.index(entry.row),
-        sheet.columns.index(entry.column),
-        sheet.headings.index(entry.heading) if entry.heading in sheet.headings else -1,
-    ]
-    return {"at": place, **shown}
+        made["paper"] = entry.printed.value
+        made |= {"where": entry.printed.where, "remark": entry.printed.remark}
+        made["paperGain"] = table.paper_gain(entry)
+    return made
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")
-
-
-def _shown(value: float, measure: Measure) -> float | None:
-    """A recorded value as shown, with two extra digits."""
-    return None if isnan(value) else round(measure.factor * value, measure.digits + 2)
-
-
-def _run(run: Trace, machines: dict[str, int], points: int, measure: Measure) -> dict[str, Any]:
-    around = {name: _text(value) for name, value in run.environment.items() if name != "command"}
-    machine = {name: text for name, text in around.items() if name not in OWN}
-    known = machines.setdefault(json.dumps(machine), len(machines))
-    settings, scale = run.settings, measure.factor * 10**measure.digits
+def _run(
+    run: Source,
+    curves: Mapping[tuple[int, str], Mapping[str, Curve]],
+    machines: dict[str, int],
+    points: int,
+    measure: Measure,
+) -> dict[str, Any]:
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in run.environment.items()
+        if name != "command"
+    }
+    machine = json.dumps({name: text for name, text in texts.items() if name not in OWN})
+    values, windows = curves[run.number, "curves"], curves[run.number, "windows"]
+    words = run.environment.get("command")
+    command = "" if words is None else str(words)
+    scale = measure.factor * 10**measure.digits
     return {
         "name": str(run.path),
         "state": run.state,
         "reason": run.reason,
         "done": run.done,
-        "rounds": settings.rounds,
-        "seed": settings.seed,
+        "rounds": run.settings.rounds,
+        "seed": run.settings.seed,
         "seconds": None if run.seconds is None else round(run.seconds, 2),
-        "algorithm": str(settings.algorithm),
-        "data": str(settings.data),
-        "settings": settings.to_toml(),
-        "command": _command(run.environment.get("command")),
-        "own": {name: around[name] for name in OWN if name in around},
-        "machine": known,
-        "curves": {m: _curve(c, points, scale) for m, c in run.curves.items()},
-        "windows": {m: _points(thinned(c, points)) for m, c in run.windows.items()},
+        "algorithm": str(run.settings.algorithm),
+        "data": str(run.settings.data),
+        "settings": run.settings.to_toml(),
+        "command": shlex.join(map(str, words)) if isinstance(words, list) else command,
+        "own": {name: texts[name] for name in OWN if name in texts},
+        "machine": machines.setdefault(machine, len(machines)),
+        "curves": {m: _curve(c, points, scale) for m, c in values.items()},
+        "windows": {m: _points(thinned(c, points)) for m, c in windows.items()},
     }
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _command(words: Any) -> str:
-    if not isinstance(words, list):
-        return "" if words is None else str(words)
-    return shlex.join(str(word) for word in words)
 
 
 def _curve(curve: Curve, points: int, scale: float) -> dict[str, Any]:
@@ -267,11 +336,10 @@ def _curve(curve: Curve, points: int, scale: float) -> dict[str, Any]:
 def _band(band: Band, points: int, measure: Measure) -> dict[str, Any]:
     """The mean over seeds as a curve, with the minimum and maximum in the same rounds."""
     scale = measure.factor * 10**measure.digits
-    mean = _curve(Curve(band.rounds, band.mean), points, scale)
-    kept = np.isin(band.rounds, thinned(Curve(band.rounds, band.mean), points).rounds)
-    ends = {"low": band.low, "high": band.high}
+    kept = np.isin(band.rounds, thinned(band.mean, points).rounds)
+    ends = {"low": band.values.min(axis=0), "high": band.values.max(axis=0)}
     own = {n: _points(Curve(band.rounds[kept], v[kept]), scale)["v"] for n, v in ends.items()}
-    return {**mean, **own, "seeds": band.seeds}
+    return {**_curve(band.mean, points, scale), **own, "seeds": band.seeds}
 
 
 def _points(curve: Curve, scale: float = 1) -> dict[str, Any]:

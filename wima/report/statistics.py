@@ -89,12 +89,6 @@ def reached(curve: Curve, target: float | None, sign: int = 1) -> int | None:
     return int(there[0]) if len(there) else None
 
 
-def mean_sent(counts: Sequence[int | None]) -> float:
-    """The mean number of bytes; NaN if there are none, or some are unknown."""
-    known = [count for count in counts if count is not None]
-    return float(np.mean(known)) if known and len(known) == len(counts) else nan
-
-
 def over_seeds(means: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation (n - 1) of the runs' means; NaN deviation for a single run."""
     if not means:

@@ -7,30 +7,26 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from wima.core.errors import UsageError, check
+from wima.core.errors import UsageError
+from wima.core.measure import Measure, check_measure
 from wima.core.text import command_line
 from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
-from wima.report.below import below
-from wima.report.figures import draw_table
-from wima.report.gather import MARKER, Found, Omitted, gather
-from wima.report.groups import runs_table
-from wima.report.measure import Measure
+from wima.report.figures import draw_picture, draw_table
+from wima.report.frame import MARKER, Data, Omitted, gather
 from wima.report.page import page
-from wima.report.panels import draw_sections
-from wima.report.sections import arranged, split_notes
-from wima.report.tables import Table, sheet_table
-from wima.report.texts import (
-    data_csv,
-    grid_csv,
-    latex,
-    markdown,
+from wima.report.paper_page import (
+    Notes,
+    beside_paper,
+    draw_opening,
     markdown_page,
-    section_latex,
-    table_csv,
+    split_notes,
 )
+from wima.report.sections import below
+from wima.report.table import Table, grid, runs_table, sheet_table
+from wima.report.text import data_csv, grid_csv, latex, markdown, section_latex
 from wima.storage.files import check_place, written
 from wima.storage.reading import read_text
 
@@ -57,33 +53,25 @@ def write_report(
     """
     measure = measure or Measure()
     check_measure(measure)
-    check_out(out, force)
-    text = "" if notes is None else read_notes(notes)
-    found = gather(paths, measure.metric)
-    if not found.runs:
-        reasons = "\n".join(f"  {item.path}: {item.reason}" for item in found.omitted[:10])
-        raise UsageError(f"There are no runs to report on.\n{reasons}")
-    tables, repeats = make_tables(found, measure)
-    omitted = [*found.omitted, *repeats]
-    own = split_notes(text, tables)
-    facts = _facts(_title(out, paths)) | {"notes": own.general, "by_data": own.by_data}
-    with written(out, folder=True, over=force, kind=UsageError) as draft:
-        _fill(draft, tables, omitted, measure, facts)
-    return Report(out, tables, len(found.runs), omitted)
-
-
-def check_measure(measure: Measure) -> None:
-    """Raise if a value is impossible."""
-    last, target = measure.last, measure.target
-    check(last is None or last > 0, f"--last must be a positive number of rounds, got {last}.")
-    if measure.is_share and target is not None:
-        hint = "--target is an accuracy between 0 and 1, for example 0.8"
-        check(0 < target <= 1, f"{hint}; got {target:g}.")
-
-
-def check_out(out: Path, force: bool) -> None:
-    """Raise unless `out` is free, or is a report and `force` is set."""
     check_place(out, MARKER, "report", force)
+    text = "" if notes is None else read_notes(notes)
+    data = gather(paths, measure.metric)
+    if not data.runs:
+        reasons = "\n".join(f"  {item.path}: {item.reason}" for item in data.omitted[:10])
+        raise UsageError(f"There are no runs to report on.\n{reasons}")
+    measure = measure.directed(run.environment for run in data.runs.values())
+    tables, repeats = make_tables(data, measure)
+    omitted = [*data.omitted, *repeats]
+    name = paths[0].resolve().name if len(paths) == 1 else out.resolve().name
+    facts = {
+        "title": f"Report on {name}",
+        "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": __version__,
+        "command": command_line(),
+    }
+    with written(out, folder=True, over=force, kind=UsageError) as draft:
+        _fill(draft, tables, omitted, measure, facts, split_notes(text, tables))
+    return Report(out, tables, len(data.runs), omitted)
 
 
 def read_notes(path: Path) -> str:
@@ -94,38 +82,26 @@ def read_notes(path: Path) -> str:
         raise UsageError(f"Cannot read the notes {path}: {why}.") from error
 
 
-def make_tables(found: Found, measure: Measure) -> tuple[list[Table], list[Omitted]]:
+def make_tables(data: Data, measure: Measure) -> tuple[list[Table], list[Omitted]]:
     """A table for each sheet, and one for runs that are in no sheet."""
-    sheets = sorted(_with_scales(found.sheets).items(), key=lambda item: _rank(item[1]))
-    tables = [sheet_table(path, sheet, found, measure) for path, sheet in sheets]
-    shown = {id(run) for table in tables for run in table.runs()}
-    others = [run for run in found.runs.values() if id(run) not in shown]
+
+    def rank(sheet: Sheet) -> tuple[bool, bool, str]:
+        """The paper's tables first, then its figures, by number, then other sheets."""
+        return not sheet.shown, not sheet.shown.startswith("Table"), sheet.shown
+
+    titles = Counter(sheet.title for sheet in data.sheets.values())
+    tables = []
+    for path, sheet in sorted(data.sheets.items(), key=lambda item: rank(item[1])):
+        if titles[sheet.title] > 1 and sheet.scale:
+            sheet = sheet._replace(title=f"{sheet.title}, scale {sheet.scale}")
+        tables.append(sheet_table(path, sheet, data, measure))
+    shown = {run.number for table in tables for run in table.runs()}
+    others = [run for run in data.runs.values() if run.number not in shown]
     repeats: list[Omitted] = []
     if others:
-        table, repeats = runs_table(others, measure)
+        table, repeats = runs_table(others, data, measure)
         tables.append(table)
-    return _with_slugs(tables), repeats
-
-
-def _with_scales(sheets: dict[Path, Sheet]) -> dict[Path, Sheet]:
-    """The sheets, with their scale in the title if several have the same title."""
-    titles = Counter(sheet.title for sheet in sheets.values())
-    return {
-        path: sheet._replace(title=f"{sheet.title}, scale {sheet.scale}")
-        if titles[sheet.title] > 1 and sheet.scale
-        else sheet
-        for path, sheet in sheets.items()
-    }
-
-
-def _rank(sheet: Sheet) -> tuple[bool, bool, str]:
-    """A sort key: the paper's tables first, then its figures, by number, then other sheets."""
-    return not sheet.shown, not sheet.shown.startswith("Table"), sheet.shown
-
-
-def _with_slugs(tables: Sequence[Table]) -> list[Table]:
-    """The tables with unique names that are safe in file systems."""
-    taken: set[str] = set()
+    taken: set[str] = set()  # names that are safe in file systems
     named = []
     for table in tables:
         base = re.sub(r"[^A-Za-z0-9_-]+", "-", table.sheet.name)[:60].strip("-") or "table"
@@ -133,58 +109,40 @@ def _with_slugs(tables: Sequence[Table]) -> list[Table]:
         slug = next(name for name in numbered if name.lower() not in taken)
         taken.add(slug.lower())
         named.append(table._replace(slug=slug))
-    return named
+    return named, repeats
 
 
 def _fill(
     folder: Path,
-    tables: list[Table],
-    omitted: list[Omitted],
+    tables: Sequence[Table],
+    omitted: Sequence[Omitted],
     measure: Measure,
-    facts: dict[str, Any],
+    facts: dict[str, str],
+    author: Notes,
 ) -> None:
-    _write(folder / MARKER, f"wima {__version__}\n")
+    def write(name: str, text: str) -> str:
+        """Write text; file names in it may be invalid Unicode, which is written as escapes."""
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        return name
+
+    write(MARKER, f"wima {__version__}\n")
     for name in ("tables", "figures"):
         (folder / name).mkdir()
     files: dict[str, list[str]] = {}
-    writers = {"md": markdown, "tex": latex, "csv": table_csv}
     for table in tables:
-        for ending, writer in writers.items():
-            path = folder / "tables" / f"{table.slug}.{ending}"
-            _write(path, writer(table, measure))
-        texts = [f"tables/{table.slug}.{ending}" for ending in writers]
-        texts += _write_sections(folder, table)
-        drawn = draw_table(table, folder / "figures", measure)
-        drawn += draw_sections(table, folder / "figures")
-        files[table.slug] = [*texts, *(f"figures/{name}" for name in drawn)]
-    _write(folder / "data.csv", data_csv(tables))
-    parts = arranged(tables, facts["by_data"], measure, folder)
-    _write(folder / "report.md", markdown_page(tables, omitted, measure, facts, *parts))
-    _write(folder / "index.html", page(tables, omitted, measure, facts, files))
-
-
-def _write_sections(folder: Path, table: Table) -> list[str]:
-    """Write LaTeX and CSV of the sections below a table; returns the file names."""
-    names = []
-    for section in below(table):
-        texts = {"tex": section_latex(table, section), "csv": grid_csv(section.grid)}
-        for ending, text in texts.items():
-            names.append(f"tables/{table.slug}-{section.name}.{ending}")
-            _write(folder / names[-1], text)
-    return names
-
-
-def _write(path: Path, text: str) -> None:
-    """Write text; file names in it may be invalid Unicode, which is written as escapes."""
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")
-
-
-def _facts(title: str) -> dict[str, Any]:
-    """Where the page comes from."""
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return {"title": title, "made": made, "version": __version__, "command": command_line()}
-
-
-def _title(out: Path, paths: Sequence[Path]) -> str:
-    name = paths[0].resolve().name if len(paths) == 1 else out.resolve().name
-    return f"Report on {name}"
+        slug, figures = table.slug, folder / "figures"
+        names = [write(f"tables/{slug}.md", markdown(table, measure))]
+        names.append(write(f"tables/{slug}.tex", latex(table, measure)))
+        names.append(write(f"tables/{slug}.csv", grid_csv(grid(table, measure))))
+        drawn = draw_table(table, figures, measure)
+        for section in below(table):
+            stem = f"{slug}-{section.name}"
+            names.append(write(f"tables/{stem}.tex", section_latex(table, section)))
+            names.append(write(f"tables/{stem}.csv", grid_csv(section.grid)))
+            if section.picture is not None and section.picture.panels:
+                drawn += draw_picture(section.picture, table.sheet.headings, figures, stem)
+        files[slug] = [*names, *(f"figures/{name}" for name in drawn)]
+    write("data.csv", data_csv(tables))
+    picture = draw_opening(beside_paper(tables), folder, measure)
+    write("report.md", markdown_page(tables, omitted, measure, facts, author, picture))
+    write("index.html", page(tables, omitted, measure, facts, author, files))

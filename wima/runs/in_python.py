@@ -16,11 +16,11 @@ from wima.algorithms.server_opt import ServerOpt
 from wima.averaging import Averager, named
 from wima.core.errors import check
 from wima.data.batches import LocalSGD
-from wima.report.summary import draw_curves
 from wima.runs.launch import MakeDisplay, NoProgress, ProgressDisplay, launch, resume as resume_run
 from wima.runs.own_code import OWN
 from wima.runs.run import Models, Run, read_run, state_of, title
 from wima.runs.settings import Choice, Settings, make_settings
+from wima.runs.summary import draw_curves
 from wima.simulation import privacy as privacies, schedules
 from wima.simulation.cohorts import Cohorts
 from wima.simulation.engines.auto import MakeEngine

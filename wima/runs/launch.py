@@ -282,9 +282,11 @@ class Runner:
         simulation = self.simulation
         with self._display(simulation.rounds, simulation.t) as display:
             for record in simulation:
-                self._snapshots.update(record.t, simulation.watch.vector("plain"))
+                if self.settings.snapshots:
+                    self._snapshots.update(record.t, simulation.watch.vector("plain"))
                 self.append(record)  # last: a recorded round has its snapshot
-                self._trackers.record(record)
+                if self.settings.trackers:
+                    self._trackers.record(record)
                 self._show(display, record)
                 if self._stop.signal is not None:
                     self._save()
@@ -397,7 +399,7 @@ def worked_to_resume(path: Path, changes: Sequence[str]) -> bool:
 def check_rank_0(simulation: Simulation) -> None:
     """Refuse to write a run that belongs to another process."""
     check(
-        not simulation.helps,
+        not simulation.is_worker_rank,
         "Only rank 0 of a distributed run writes a folder; start the ranks with `wima run` or "
         "`wima resume`, which handle this, one run at a time.",
     )

@@ -60,14 +60,14 @@ class Reference(Engine):
             delta, clip = private.release(self.setup.seed, t)
             moved, clients = torch.zeros_like(rest), self.setup.cohort
         if delta is None or moved is None:
-            return state._replace(excluded=excluded, fresh=None)
+            return state._replace(excluded=excluded, client_gradient=None)
         fraction = clients / data.num_clients
         with located(t, "server_update"), untouched(w, server, delta, extra):
             gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
         step, opt = self.setup.server_opt.update(gradient, state.opt)
         w = torch.cat([w - step, rest - moved])
-        own = (fresh.value if full is None else full) if self.setup.fresh else None
-        own = delta if private is not None and self.setup.fresh else own
+        own = (fresh.value if full is None else full) if self.setup.wants_client_gradient else None
+        own = delta if private is not None and self.setup.wants_client_gradient else own
         return RoundState(w, server, opt, state.memory, excluded, own, clip)
 
     def _observe(

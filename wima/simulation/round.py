@@ -30,7 +30,7 @@ class Engine:
     name: str
     why = ""  # the reason why `auto` chose it
     runs_ahead = False  # whether `prefetch` does anything
-    helps = False  # whether another process runs the rounds, see `serve`
+    is_worker_rank = False  # whether another process runs the rounds, see `serve`
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -121,16 +121,18 @@ class Engine:
                     continue
                 included.append(i)
                 state.memory.write(i, memory)  # takes effect when the round has succeeded
-                fresh = fresh_part(visit, problem.local) if setup.fresh else None
-                updates.add(setup.weight(i), delta, extra, moved, fresh)
+                own = None
+                if setup.wants_client_gradient:
+                    own = client_gradient_of(visit, problem.local)
+                updates.add(setup.weight(i), delta, extra, moved, own)
             means = updates.means(setup, t)
 
         # The server steps with the means.  Without any usable update, the model stays as it is.
         if means is None:
-            state = state._replace(fresh=None)
+            state = state._replace(client_gradient=None)
         else:
             if gradient is not None:
-                means = means._replace(fresh=gradient)
+                means = means._replace(client_gradient=gradient)
             state = step(setup, state, server, means, t)
         return state._replace(excluded=tuple(i for i in cohort if i not in included))
 
@@ -176,12 +178,14 @@ class Engine:
         setup = self.setup
         if not problems or not self._alike or setup.faults.exclude or setup.privacy is not None:
             return None
-        if setup.fresh and _shift(problems[0].local) is not None:
+        if setup.wants_client_gradient and _shift(problems[0].local) is not None:
             return None
         delta = self.mean_delta(problems)
         if delta is None:
             return None
-        return Means(delta=delta, extra=None, rest=None, clients=len(problems), fresh=delta)
+        return Means(
+            delta=delta, extra=None, rest=None, clients=len(problems), client_gradient=delta
+        )
 
 
 class Serial(Engine):
@@ -193,15 +197,15 @@ class Serial(Engine):
         return map(self.solve_here, problems)
 
 
-def fresh_part(visit: Visit, local: Local | None) -> Vector:
+def client_gradient_of(visit: Visit, local: Local | None) -> Vector:
     """The client's own view of w: its full gradient at w, if it computed one.
 
     Otherwise its delta minus the contribution of the problem's shift, which is an old direction.
     """
     if visit.gradient is not None:
         return visit.gradient  # type: ignore[no-any-return]
-    fresh, shift = visit.delta, _shift(local)
-    return fresh if shift is None else fresh.sub_(shift * (visit.lr * visit.steps))
+    delta, shift = visit.delta, _shift(local)
+    return delta if shift is None else delta.sub_(shift * (visit.lr * visit.steps))
 
 
 def _shift(local: Local | None) -> Vector | None:
@@ -216,7 +220,7 @@ class Means(NamedTuple):
     extra: Extra  # None if clients sent only deltas
     rest: Vector | None  # start - end of the rest of w; None if there is no rest
     clients: int
-    fresh: Vector | None = None  # see `RoundState`; None if not requested
+    client_gradient: Vector | None = None  # see `RoundState`; None if not requested
     clip: float | None = None  # see `RoundState`
 
 
@@ -227,7 +231,8 @@ class Updates:
         self._private = setup.private_sum(state)
         self._uniform = setup.algorithm.extra_mean == "uniform"
         self._delta, self._extra, self._rest = RunningMean(), RunningMean(), RunningMean()
-        self._fresh, self._clients = RunningMean() if setup.fresh else None, 0
+        self._client_gradient = RunningMean() if setup.wants_client_gradient else None
+        self._clients = 0
 
     def add(
         self,
@@ -235,16 +240,16 @@ class Updates:
         delta: Vector,
         extra: Vector | None,
         rest: Vector | None = None,
-        fresh: Vector | None = None,
+        client_gradient: Vector | None = None,
     ) -> None:
-        """Add a client's update.  fresh: see `fresh_part`; its delta by default."""
+        """Add a client's update.  client_gradient: by default its delta."""
         self._clients += 1
         if self._private is not None:  # then clients send only deltas
             self._private.add(delta)
             return
         self._delta.add(delta, weight)
-        if self._fresh is not None:
-            self._fresh.add(delta if fresh is None else fresh, weight)
+        if self._client_gradient is not None:
+            self._client_gradient.add(delta if client_gradient is None else client_gradient, weight)
         if extra is not None:
             self._extra.add(extra, 1.0 if self._uniform else weight)
         if rest is not None:
@@ -259,7 +264,7 @@ class Updates:
                 extra=None,
                 rest=None,
                 clients=setup.cohort,
-                fresh=mean if setup.fresh else None,
+                client_gradient=mean if setup.wants_client_gradient else None,
                 clip=clip,
             )
         delta = self._delta.value
@@ -270,7 +275,7 @@ class Updates:
             extra=self._extra.value,
             rest=self._rest.value,
             clients=self._clients,
-            fresh=self._fresh.value if self._fresh else None,
+            client_gradient=self._client_gradient.value if self._client_gradient else None,
         )
 
 
@@ -299,6 +304,6 @@ def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -
         server=server,
         opt=opt,
         memory=state.memory,
-        fresh=means.fresh,
+        client_gradient=means.client_gradient,
         clip=means.clip,
     )

@@ -117,9 +117,9 @@ class Simulation:
         return self._engine.name
 
     @property
-    def helps(self) -> bool:
+    def is_worker_rank(self) -> bool:
         """Whether this process only works for another that runs the rounds."""
-        return self._engine.helps
+        return self._engine.is_worker_rank
 
     def facts(self) -> dict[str, Any]:
         """Facts about the run, besides its settings, to be recorded."""
@@ -129,7 +129,7 @@ class Simulation:
             "clients": self.setup.task.data.num_clients,
             "parameters": len(self.w),
             "data_checksum": self._data_checksum,
-            "better": self.measures.better,
+            "directions": self.measures.better,
             **({"noise": noise} if noise is not None else {}),
         }
 
@@ -174,7 +174,7 @@ class Simulation:
         state.memory.commit()
         self.state = state
         # Averages watch: they get the new model and never change it.
-        self.watch.update(self._served(), state.fresh)
+        self.watch.update(self._served(), state.client_gradient)
         # While workers evaluate, those that have finished start on the next round.
         if self.measures.due(t + 1):
             self._begin(t + 1)
@@ -208,7 +208,7 @@ class Simulation:
     def _state_after(self, t: int, cohort: list[int], lr: float) -> RoundState:
         """Run the round; without clients, the model stays the same."""
         if not cohort and self.ledger is None:
-            return self.state._replace(excluded=(), fresh=None)
+            return self.state._replace(excluded=(), client_gradient=None)
         state = self._engine.round(self.state, t, cohort, lr)
         unusable = bool(cohort) and len(state.excluded) == len(cohort)
         self._unusable = self._unusable + 1 if unusable else 0
@@ -427,7 +427,7 @@ def simulate(
         weighting=run.weighting,
         seed=run.seed,
         faults=faults or Faults(),
-        fresh=any(averager.rule().needs_gradient for averager in watched.values()),
+        wants_client_gradient=any(a.rule().needs_gradient for a in watched.values()),
         privacy=spent.privacy if spent else None,
         cohort=run.clients_per_round,
     )

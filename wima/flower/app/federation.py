@@ -260,9 +260,9 @@ class Federation(Strategy, Engine):
             received.add(self._weight(i, update), vectors["delta"], extra, rest)
         means = received.means(self.setup, t)
         if means is None:
-            return state._replace(fresh=None)
+            return state._replace(client_gradient=None)
         if self._gradient is not None:
-            means = means._replace(fresh=self._gradient)
+            means = means._replace(client_gradient=self._gradient)
         return step(self.setup, state, server, means, t)
 
     def _trained(self) -> Vector:

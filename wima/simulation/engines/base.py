@@ -30,7 +30,7 @@ class Setup(NamedTuple):
     weighting: Weighting
     seed: int
     faults: Faults = Faults()
-    fresh: bool = False  # whether to compute `RoundState.fresh`
+    wants_client_gradient: bool = False  # for averages that judge windows by it
     privacy: Gaussian | None = None
     cohort: int = 1  # clients per round, on average
 
@@ -62,7 +62,7 @@ class RoundState(NamedTuple):
     opt: OptState
     memory: ClientMemory
     excluded: tuple[int, ...] = ()  # clients of the last round whose updates were not finite
-    fresh: Vector | None = None  # the clients' own gradients of the last round, see `fresh_part`
+    client_gradient: Vector | None = None  # mean of `client_gradient_of` in the last round
     clip: float | None = None  # of the next round, with differential privacy
 
 

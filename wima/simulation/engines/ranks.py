@@ -310,7 +310,7 @@ class Ranks(Engine):
 class WorkerRank(Engine):
     """Any other rank: solves what rank 0 sends."""
 
-    name, helps = "distributed", True
+    name, is_worker_rank = "distributed", True
 
     def __init__(self, group: Group, setup: Setup, w: Vector) -> None:
         super().__init__(setup)
@@ -320,12 +320,16 @@ class WorkerRank(Engine):
     def serve(self) -> bool:
         """Work until rank 0 has ended the run."""
         # Rank 0 handles signals sent to all processes of a run: it may have to finish a round.
-        with one_thread(), handled_by(signal.SIG_IGN):
-            while (order := self.group.receive_json())["do"] != "end":
-                if order["do"] == "solve":
-                    self._solve_all(order)
-                else:
-                    self._evaluate(order)
+        try:
+            with one_thread(), handled_by(signal.SIG_IGN):
+                while (order := self.group.receive_json())["do"] != "end":
+                    if order["do"] == "solve":
+                        self._solve_all(order)
+                    else:
+                        self._evaluate(order)
+        except BaseException:
+            self.group.leave()  # rank 0 must not wait for this one
+            raise
         return True
 
     def _solve_all(self, order: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """A measure is one file: what it computes on a batch, how batches combine, what is recorded.
 
-for each batch of test examples:    part = measure.part(examples)          in any process
+for each batch of test examples:    part = measure.part(output, y)         in any process
 for each model:                     value = measure.combine(parts)         in the main process
 for each record:                    entries = measure.entries({model: value})
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -20,21 +20,6 @@ from wima.simulation.options import RunOptions
 Metrics: TypeAlias = dict[str, float]
 Entries: TypeAlias = dict[str, dict[str, Any]]  # key of the record -> model -> value
 Better: TypeAlias = Literal["higher", "lower"]
-
-
-class Examples(NamedTuple):
-    """A batch of test examples, with what a model says about them.
-
-    Examples:
-        >>> import torch, wima
-        >>> batch = wima.Examples(output=torch.eye(2), y=torch.tensor([0, 0]))
-        >>> batch.output.argmax(1) == batch.y
-        tensor([ True, False])
-    """
-
-    output: Tensor
-    y: Tensor
-    clients: Array | None = None  # whose test examples they are, -1 for nobody's; None: not known
 
 
 class Measure:
@@ -52,9 +37,9 @@ class Measure:
         >>> class WorstClass(wima.Measure):
         ...     better = {"worst_class": "higher"}
         ...
-        ...     def part(self, examples):
-        ...         right = examples.output.argmax(1) == examples.y
-        ...         return [torch.bincount(examples.y[k], minlength=2) for k in (right, right >= 0)]
+        ...     def part(self, output, y):
+        ...         right = output.argmax(1) == y
+        ...         return [torch.bincount(y[k], minlength=2) for k in (right, right >= 0)]
         ...
         ...     def combine(self, parts):
         ...         right, all_ = torch.tensor(parts).sum(0)
@@ -74,9 +59,13 @@ class Measure:
         """Whether to measure the models after t rounds."""
         return options.evaluates(t)
 
-    def part(self, examples: Examples) -> Any:
-        """What a batch contributes."""
+    def part(self, output: Tensor, y: Tensor) -> Any:
+        """What a batch contributes.  output: of the model; y: the labels."""
         raise NotImplementedError
+
+    def part_with_clients(self, output: Tensor, y: Tensor, clients: Array | None) -> Any:
+        """The same, for measures that need to know whose examples they are; -1 is nobody's."""
+        return self.part(output, y)
 
     def combine(self, parts: list[Any]) -> Any:
         """A model's value, from its parts on all batches."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wima.core.vector import Vector
 from wima.data.federated import Array
-from wima.simulation.measures.base import Examples, Measure, Metrics, as_json
+from wima.simulation.measures.base import Measure, Metrics, as_json
 from wima.simulation.measures.metrics import TaskMetrics, Total, total
 from wima.simulation.objectives import Loss, Metric
 from wima.simulation.workspace import Workspace
@@ -102,8 +102,10 @@ class Evaluation:
         needed = [name for name in names if pooled or self.measures[name].all_examples]
         parts = []
         for w in models:
-            examples = Examples(self._output(w, x), y, owners)
-            parts.append({n: as_json(self.measures[n].part(examples)) for n in needed})
+            output = self._output(w, x)
+            parts.append(
+                {n: as_json(self.measures[n].part_with_clients(output, y, owners)) for n in needed}
+            )
         return parts
 
     def of_client(self, client: int, w: Vector) -> Total:
@@ -112,7 +114,7 @@ class Evaluation:
         own, totals = np.flatnonzero(self.owners == client), []
         for rows in np.array_split(own, self._batches(len(own))):
             x, y = self._examples(rows)
-            totals.append(total(self.leading, Examples(self._output(w, x), y)))
+            totals.append(total(self.leading, self._output(w, x), y))
         return sum(summed for summed, _ in totals), sum(count for _, count in totals)
 
     def _examples(self, rows: slice | Array) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from wima.simulation.measures.base import Better, Examples, Measure, Metrics
+from torch import Tensor
+
+from wima.simulation.measures.base import Better, Measure, Metrics
 from wima.simulation.objectives import Loss, Metric
 
 Total: TypeAlias = tuple[float, int]  # sum and count of a metric
@@ -27,8 +29,8 @@ class TaskMetrics(Measure):
         """The metric by which clients are compared: the first one."""
         return next(iter(self.functions))
 
-    def part(self, examples: Examples) -> list[Total]:
-        return [total(f, examples) for f in self.functions.values()]
+    def part(self, output: Tensor, y: Tensor) -> list[Total]:
+        return [total(f, output, y) for f in self.functions.values()]
 
     def combine(self, parts: list[list[Total]]) -> Metrics:
         return {
@@ -44,9 +46,9 @@ def _usual(name: str) -> Better:
     return "lower" if any(word in name for word in FALLING) else "higher"
 
 
-def total(metric: Metric, examples: Examples) -> Total:
+def total(metric: Metric, output: Tensor, y: Tensor) -> Total:
     """Sum and count of a metric over a batch; a metric returns its mean, or both."""
-    value = metric(examples.output, examples.y)
+    value = metric(output, y)
     if isinstance(value, tuple):
         return float(value[0]), int(value[1])
-    return float(value * len(examples.y)), len(examples.y)
+    return float(value * len(y)), len(y)

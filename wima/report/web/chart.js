@@ -15,7 +15,7 @@ class Chart {
     this.settings = { column: 0, smoothing: 0, logX: false, logY: false, late: false, each: false };
     this.hidden = new Set();
     table.rows.forEach((_, row) => table.headings.forEach((_, heading) => {
-      if (row >= SHOWN_ROWS || (table.grid && heading > 1)) this.hidden.add(`${row}/${heading}`);
+      if (row >= SHOWN_ROWS) this.hidden.add(`${row}/${heading}`);
     }));
     this.cursor = null; // { line, index }
     this.canvas = el("canvas", {

@@ -93,7 +93,7 @@ class TableView {
     const choice = el("select", { name: "view", onchange: (e) => { this.column = Number(e.target.value); this.fill(); } },
       el("option", { value: -1 }, "all columns"),
       table.columns.map((text, i) => el("option", { value: i }, `${text}, in detail`)));
-    this.controls = table.grid ? "" : el("div", { class: "controls" }, table.columns.length > 1 ? field("Show", choice) : "",
+    this.controls = el("div", { class: "controls" }, table.columns.length > 1 ? field("Show", choice) : "",
       table.rows.length > 15 ? this.search : "");
     this.element = el("div", { class: "table" }, this.controls, this.scroll, this.more, this.note());
     this.byPlace = new Map(table.entries.map((entry) => [entry.at.join("/"), entry]));
@@ -103,25 +103,21 @@ class TableView {
   fill() {
     const fits = matcher(this.search.value);
     const rows = this.table.rows.map((_, i) => i).filter((i) => fits(this.table.rows[i]));
-    const { grid } = this.table;
-    const filled = grid ? textTable(grid, this.caption()) : this.column < 0 ? this.overview(rows) : this.details(rows);
-    this.scroll.replaceChildren(filled);
-    this.more.hidden = Boolean(grid) || rows.length <= this.limit;
+    this.scroll.replaceChildren(this.column < 0 ? this.overview(rows) : this.details(rows));
+    this.more.hidden = rows.length <= this.limit;
     this.more.textContent = `Show all ${rows.length} rows`;
   }
 
   /** How to read the table. */
   note() {
-    const { gainNotes, grid, seeds } = this.table;
-    if (grid) return el("p", { class: "rest" }, gainNotes.join(" "));
+    const { gainNotes, seeds } = this.table;
     return el("p", { class: "rest" }, [seeds === "1 seed" ? "" : "\u00b1 after a level: deviation over seeds.", ...gainNotes,
       gainNotes.length ? "Grey: a gain whose interval contains zero." : "", "Click a number to see its runs."].filter(Boolean).join(" "));
   }
 
   caption() {
-    const { last, seeds, grid } = this.table;
-    const over = grid ? "" : `, mean over the last ${last} rounds`;
-    return el("caption", {}, [MEASURE.title + over, seeds].filter(Boolean).join("; "));
+    const { last, seeds } = this.table;
+    return el("caption", {}, [`${MEASURE.title}, mean over the last ${last} rounds`, seeds].filter(Boolean).join("; "));
   }
 
   rowName(row) {

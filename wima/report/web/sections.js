@@ -3,19 +3,19 @@
 
 const PANEL = { width: 300, height: 230, left: 42, right: 14, top: 8, bottom: 26 };
 
-/** Lines of strings as a table; the first `labels` columns are names. `once`: do not repeat the first name. */
-function textTable([labels, header, lines], caption, once = false) {
-  const again = lines.map((line, n) => once && labels > 1 && n > 0 && lines[n - 1][0] === line[0]);
-  const name = (text, hide) => el("th", { scope: "row" }, once ? el("span", { class: hide ? "hidden" : null }, text) : text);
+/** Lines of strings as a table; the first `labels` columns are names, and a name that comes again is hidden. */
+function textTable([labels, header, lines]) {
+  const again = lines.map((line, n) => labels > 1 && n > 0 && lines[n - 1][0] === line[0]);
+  const name = (text, hide) => el("th", { scope: "row" }, el("span", { class: hide ? "hidden" : null }, text));
   const cells = (line, n) => line.map((text, i) => (i < labels ? name(text, i === 0 && again[n]) : el("td", {}, text)));
-  return el("table", { class: "texts" }, caption,
+  return el("table", { class: "texts" },
     el("thead", {}, el("tr", {}, header.map((text) => el("th", { scope: "col" }, text)))),
     el("tbody", {}, lines.map((line, n) => el("tr", { class: again[n] ? "again" : null }, cells(line, n)))));
 }
 
 function sectionView(table, { title, grid, notes, picture }) {
   const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": `${title}, ${table.title}` };
-  return [el("h3", {}, title), el("div", scroll, textTable(grid, "", true)), el("p", { class: "rest" }, notes.join(" ")),
+  return [el("h3", {}, title), el("div", scroll, textTable(grid)), el("p", { class: "rest" }, notes.join(" ")),
     picture && picture[3].length ? pictureView(table, picture) : ""];
 }
 

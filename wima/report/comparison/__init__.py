@@ -1,1 +1,0 @@
-"""`wima compare`: methods side by side over seeds."""

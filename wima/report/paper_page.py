@@ -1,0 +1,353 @@
+"""What opens a report, and the arrangement of a page of results beside the paper's.
+
+The headline is one sentence over all tables.  If the paper has numbers, its gains stand beside
+ours at a glance, below a figure; then comes a section for each data set, with its tables and notes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from wima.core.measure import PLAIN, Measure
+from wima.core.statistics import RISK, holm
+from wima.experiments.plan import scales
+from wima.report.figures import Pair, opening_figure, save
+from wima.report.frame import Omitted
+from wima.report.names import proper
+from wima.report.notes import gain_notes, notes
+from wima.report.statistics import Interval
+from wima.report.table import Entry, Grid, Table
+from wima.report.text import in_markdown, markdown, markdown_list, markdown_table
+
+NOT_AVERAGED = ("wima1", PLAIN)  # a mean of one model
+GLANCE = ["data set", "method", "paper's gain", "our gain", "same sign", "seeds", "scale"]
+TITLE = "At a glance"
+HOLM = "† The gain also excludes zero after Holm's correction for the number of intervals in its"
+HOLM += " experiment:"
+DPI = 96  # small, because the figure is committed with documents
+
+
+class Found(NamedTuple):
+    """An entry with its table: a training with and without an average, or beside the paper."""
+
+    table: Table
+    entry: Entry
+
+    @property
+    def place(self) -> str:
+        return proper(", ".join(filter(None, [self.entry.row, self.entry.column])))
+
+    @property
+    def gain(self) -> Interval:
+        assert self.entry.gain is not None
+        return self.entry.gain
+
+    @property
+    def paper(self) -> float | None:
+        return self.table.paper_gain(self.entry)
+
+
+# The headline
+
+
+def comparisons(tables: Sequence[Table]) -> list[Found]:
+    """Each training once, however many tables show it, with the most frequent average.
+
+    The gain is over its seeds or rounds, corrected for the number of comparisons.
+    """
+    trainings: dict[frozenset[int], dict[str, Found]] = {}
+    for table in tables:
+        for entry in table.entries.values():
+            if entry.gain is None or isnan(entry.gain.mean) or entry.model in NOT_AVERAGED:
+                continue
+            runs = frozenset(m.run.number for m in entry.members if m.counts and m.run)
+            trainings.setdefault(runs, {}).setdefault(entry.model, Found(table, entry))
+    counts = Counter(model for models in trainings.values() for model in models)
+    [(common, _)] = counts.most_common(1) or [("", 0)]
+    chosen = [models.get(common, next(iter(models.values()))) for models in trainings.values()]
+    ps = iter(holm([one.gain.p for one in chosen if not isnan(one.gain.p)]))
+    gains = [
+        one.gain._replace(holm=one.gain.p if isnan(one.gain.p) else next(ps)) for one in chosen
+    ]
+    return [
+        one._replace(entry=one.entry._replace(gain=gain))
+        for one, gain in zip(chosen, gains, strict=True)
+    ]
+
+
+def headline(tables: Sequence[Table], measure: Measure) -> str:
+    """Whether averaging helps, by how much and how confidently."""
+    found = comparisons(tables)
+    if not found:
+        return "No comparison yet: no finished run has an average beside the plain model."
+    models = {one.entry.model for one in found}
+    who = f"Averaging ({proper(models.pop())})" if len(models) == 1 else "Averaging"
+    counts = {_seeds(one.gain) for one in found}
+    seeds = "1 seed: this says nothing about other seeds."
+    if counts != {1}:
+        few, many = min(counts), max(counts)
+        seeds = f"{many} seeds." if few == many else f"{few} to {many} seeds."
+    if len(found) == 1:
+        [only] = found
+        text = f"{_points(only.gain.mean, measure)}, no interval: too few evaluations"
+        if not isnan(only.gain.half):
+            sides = (only.gain.mean + side * only.gain.half for side in (-1, 1))
+            ends = ", ".join(measure.number(end, signed=True) for end in sides)
+            text = f"{_points(only.gain.mean, measure)} [{ends}]"
+        return f"{who} changes test {measure.metric} by {text} ({only.place}). {seeds}"
+
+    improvements = [measure.sign * one.gain.mean for one in found]
+    better = sum(improvement > 0 for improvement in improvements)
+    known = sum(not isnan(one.gain.half) for one in found)
+    sure = " (too few evaluations for intervals)"
+    if known:
+        clear = [measure.sign * one.gain.mean > 0 for one in found if one.gain.marked]
+        worse = f", significantly worse in {clear.count(False)}" if False in clear else ""
+        some = "" if known == len(found) else f" of {known} with an interval"
+        sure = f" (significantly in {clear.count(True)}{some}{worse})"
+    gain = "gain" if measure.sign > 0 else "change"
+    gains = sorted(one.gain.mean for one in found)
+    middle = f"median {gain} {_points(median(gains), measure)}"
+    if ends_of_median := median_interval(gains):
+        low, high = (measure.number(end, signed=True) for end in ends_of_median)
+        middle += f" [{low}, {high}]"
+    worst = found[improvements.index(min(improvements))]
+    name = f"smallest {gain}"
+    if min(improvements) < 0:
+        name = f"largest {'loss' if measure.sign > 0 else 'rise'}"
+    least = f"{name} {_points(worst.gain.mean, measure)} ({worst.place})"
+    what = f"{who} improves test {measure.metric} in {better} of {len(found)} comparisons"
+    return f"{what}{sure}; {middle}; {least}. {seeds}"
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The distribution-free 95 % interval of the median of sorted values: x_k, x_(n+1-k).
+
+    k is the largest number for which n fair coins show at most k - 1 heads with a probability of
+    at most 2.5 %.
+    """
+    from scipy.special import bdtr  # type: ignore[import-untyped]  # slow to import
+
+    n = len(values)
+    k = sum(float(bdtr(heads, n, 0.5)) <= RISK / 2 for heads in range(n))
+    return (values[k - 1], values[n - k]) if k else None
+
+
+def _points(value: float, measure: Measure) -> str:
+    return measure.number(value, signed=True) + (" points" if measure.is_share else "")
+
+
+def _seeds(gain: Interval) -> int:
+    return gain.size if gain.basis == "seeds" else 1
+
+
+# At a glance
+
+
+def beside_paper(tables: Sequence[Table]) -> list[Found]:
+    """Each data set and method with a number of the paper once, at the scale nearest to its own."""
+
+    def distance(table: Table) -> tuple[bool, float]:
+        """The paper's scale first, then the longest windows."""
+        scale = scales().get(table.sheet.scale)
+        return table.sheet.scale != "paper", -scale.windows if scale else 0.0
+
+    found: dict[tuple[str, str], Found] = {}
+    for table in sorted(tables, key=distance):
+        for entry in table.entries.values():
+            plain = table.entry(entry.row, entry.column, PLAIN)
+            printed = entry.heading != PLAIN and entry.printed and plain and plain.printed
+            if printed and (entry.gain is not None or entry.text == "N/A"):
+                found.setdefault((entry.column, entry.row), Found(table, entry))
+    columns = list(dict.fromkeys(column for column, _ in found))
+    return [found[place] for place in sorted(found, key=lambda place: columns.index(place[0]))]
+
+
+def glance(found: Sequence[Found], measure: Measure) -> Grid:
+    """The paper's gains beside ours: a line for each data set and method."""
+    lines = []
+    for table, entry in found:
+        paper, gain = table.paper_gain(entry), entry.gain
+        theirs = "N/A" if paper is None else measure.number(paper / 100, signed=True)
+        ours = "N/A" if gain is None else measure.interval(gain)
+        seeds = entry.basis if gain is None else str(_seeds(gain))
+        scale = f"{table.sheet.scale}, {proper(entry.model).removeprefix('WIMA, ')}"
+        names = [proper(entry.column), proper(entry.row)]
+        lines.append([*names, theirs, ours, same_sign(paper, gain), seeds, scale])
+    return Grid(2, GLANCE, lines)
+
+
+def same_sign(paper: float | None, gain: Interval | None) -> str:
+    """`open` if the interval contains zero or is missing; a dash if either diverged."""
+    if paper is None or gain is None:
+        return "-"
+    if isnan(gain.half) or abs(gain.mean) <= gain.half:
+        return "open"
+    return "yes" if gain.mean * paper > 0 else "no"
+
+
+def glance_notes(found: Sequence[Found]) -> list[str]:
+    """How to read the table."""
+    gains = [one.entry.gain for one in found if one.entry.gain]
+    lines = ["Gain: points of test accuracy over the plain model, with our 95 % interval."]
+    if any(gain.basis == "rounds" for gain in gains):
+        lines.append("* One seed: the interval is over that run's rounds; otherwise over seeds.")
+    if any(gain.marked for gain in gains):
+        lines.append("† Also excludes zero after Holm's correction.")
+    lines.append("Same sign: open if our interval contains zero; a dash if either diverged (N/A).")
+    if len({one.table.sheet.scale for one in found}) > 1:
+        lines.append("Methods run at several scales are shown at the scale nearest to the paper's.")
+    return lines
+
+
+def opening(found: Sequence[Found]) -> tuple[str, str, list[Pair]]:
+    """The data set with the most methods at the paper's scale: file name, column and panels."""
+    shown = [one for one in found if one.table.sheet.scale == "paper"]
+    counts = Counter(one.entry.column for one in shown)
+    if not counts:
+        return "", "", []
+    [(column, _)] = counts.most_common(1)
+    shown = [one for one in shown if one.entry.column == column]
+    pairs = []
+    for table, entry in shown:
+        seeds = f"{entry.seeds} seed{'s' * (entry.seeds > 1)}" if entry.seeds else entry.basis
+        missing = " (paper: N/A)" if table.paper_gain(entry) is None else ""
+        models = filter(None, (table.entry(entry.row, column, PLAIN), entry))
+        title = f"{proper(entry.row)}, {seeds}{missing}"
+        pairs.append(Pair(title, [(model, proper(model.model)) for model in models]))
+    stem = re.sub(r"[^a-z0-9]+", "-", f"{shown[0].table.slug}-{column}".lower()).strip("-")
+    return f"{stem}.png", column, pairs
+
+
+def draw_opening(found: Sequence[Found], folder: Path, measure: Measure) -> str:
+    """Draw the opening, if the paper's scale was run; returns the file's name."""
+    name, column, pairs = opening(found)
+    if pairs:
+        title = f"{column}, at the paper's scale"
+        save(opening_figure(pairs, title, measure), folder / name, DPI)
+    return name
+
+
+# The page in Markdown
+
+
+class Notes(NamedTuple):
+    """The author's notes: general ones, and those on each data set."""
+
+    general: str = ""
+    by_data: Mapping[str, str] = {}
+
+
+def split_notes(text: str, tables: Sequence[Table]) -> Notes:
+    """Split off the sections whose heading is the name of a data set, such as `## FEMNIST`.
+
+    If the paper has no numbers, all notes are general.
+    """
+    names = by_data(tables) if beside_paper(tables) else {}
+    general, own = [], {}
+    for section in re.split(r"(?m)^(?=## )", text):
+        heading, _, rest = section.partition("\n")
+        name = heading.removeprefix("## ").strip()
+        if heading.startswith("## ") and name in names:
+            own[name] = rest.strip()
+        else:
+            general.append(section)
+    return Notes("".join(general).strip(), own)
+
+
+def markdown_page(
+    tables: Sequence[Table],
+    omitted: Sequence[Omitted],
+    measure: Measure,
+    facts: Mapping[str, str],
+    author: Notes,
+    picture: str = "",
+) -> str:
+    """All tables on one page, with the machines and versions used.
+
+    facts: title, command, version and date of the page; picture: the file of the opening.
+    """
+    beside = beside_paper(tables)
+    parts = [f"# {in_markdown(facts['title'])}", f"**{in_markdown(headline(tables, measure))}**"]
+    if picture:
+        parts.append(f"![Curves at the paper's scale, and the paper's numbers]({picture})")
+    if beside:
+        parts += [f"## {TITLE}", markdown_table(glance(beside, measure))]
+        parts.append(markdown_list(glance_notes(beside)))
+    parts.append(f"Made by `{facts['command']}`, wima {facts['version']}, {facts['made']}.")
+    parts += filter(None, [author.general])
+    if beside:
+        parts += ["## How to read the tables", markdown_list(_legend(tables))]
+        for name, pieces in by_data(tables).items():
+            parts.append(f"## {in_markdown(name)}")
+            for table in pieces:
+                shared = {*gain_notes(table), table.sheet.note if table.sheet.scale else None}
+                own = [line for line in notes(table, measure) if line not in shared]
+                parts.append("##" + markdown(table, measure, own).rstrip("\n"))
+            if name in author.by_data:
+                parts += [f"### Notes on {in_markdown(name)}", author.by_data[name]]
+    else:
+        parts += ["#" + markdown(table, measure).rstrip("\n") for table in tables]
+
+    runs = {run.number: run for table in tables for run in table.runs()}.values()
+    machines = Counter(_machine(run.environment) for run in runs).most_common()
+    lines = [f"{sum(run.seconds or 0 for run in runs) / 3600:.1f} hours of rounds in total"]
+    lines += [f"{count} run{'s' * (count > 1)}: {machine}" for machine, count in machines]
+    parts += ["## Machines", markdown_list(lines)]
+    left = [f"- {in_markdown(item.path)}: {in_markdown(item.reason)}" for item in omitted]
+    parts += ["## Left out", "\n".join(left)] if left else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    keys = ("processor", "cores", "python", "torch", "wima", "code")
+    return ", ".join(f"{key} {environment[key]}" for key in keys if environment.get(key))
+
+
+def _legend(tables: Sequence[Table]) -> list[str]:
+    """The notes that several tables have in common, once each."""
+    lines = [line for table in tables for line in gain_notes(table) if "Holm" not in line]
+    counts = [
+        f"{len(table.gains)} in {' '.join(filter(None, [table.sheet.name, table.sheet.scale]))}"
+        for table in tables
+        if table.gains
+    ]
+    lines.append(f"{HOLM} {', '.join(counts)}.")
+    smaller = [table.sheet for table in tables if table.sheet.scale not in ("", "paper")]
+    lines += [f"Scale {sheet.scale}: {sheet.note}" for sheet in smaller if sheet.note]
+    return list(dict.fromkeys(lines))
+
+
+def by_data(tables: Sequence[Table]) -> dict[str, list[Table]]:
+    """For each data set, its columns as a table each."""
+    found: dict[str, list[Table]] = {}
+    for table in tables:
+        columns: dict[str, dict[str, list[Entry]]] = {}  # data set -> column -> entries
+        for column in table.sheet.columns:
+            for entry in (e for e in table.entries.values() if e.column == column):
+                runs = [member.run for member in entry.members if member.run is not None]
+                if runs:
+                    own = columns.setdefault(proper(runs[0].settings.data.name), {})
+                    own.setdefault(column, []).append(entry)
+        for name, own in columns.items():
+            parts = (_part(table, column, own[column], len(own) > 1) for column in own)
+            found.setdefault(name, []).extend(parts)
+    return found
+
+
+def _part(table: Table, column: str, entries: Sequence[Entry], several: bool) -> Table:
+    """Some entries of a column; its name is in the title if there are several."""
+    rows, headings = {entry.row for entry in entries}, {entry.heading for entry in entries}
+    sheet = table.sheet._replace(
+        title=f"{table.sheet.title}: {column}" if several else table.sheet.title,
+        rows=[row for row in table.sheet.rows if row in rows],
+        columns=[column],
+        headings=[heading for heading in table.sheet.headings if heading in headings],
+    )
+    return table._replace(sheet=sheet, entries={entry.place: entry for entry in entries})
