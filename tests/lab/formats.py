@@ -52,8 +52,8 @@ class _Quiet:
 def _read_run(folder: Path) -> None:
     """`wima runs` and `wima report`, all but its figures, then what `wima run` prints."""
     from wima.cli.tables import runs_table
-    from wima.runs.folder import check_free, read_run
-    from wima.runs.run import summarize
+    from wima.runs.folder import check_free
+    from wima.runs.run import read_run, summarize
 
     runs_table(folder)
     _report(folder)

@@ -12,7 +12,7 @@ from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, data_of, make_s
 from tests.helpers.run_folders import write_run
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.write import write_report
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 from wima.runs.summary import draw_curves
 
 AUTO, TITLE = "wima-auto", "models in the window"

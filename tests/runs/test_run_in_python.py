@@ -12,8 +12,8 @@ from torch import nn
 import wima
 from tests.helpers.unequal import OPTIONS, task_of
 from wima.core.statistics import last_rounds
-from wima.runs.folder import read_run as read_folder
 from wima.runs.launch import launch
+from wima.runs.run import read_run as read_folder
 from wima.runs.settings import load_settings
 
 AVERAGERS = [wima.WIMA(3), wima.WIMA("auto")]

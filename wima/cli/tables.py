@@ -12,8 +12,9 @@ from rich.table import Table
 from wima.core.errors import UsageError, check
 from wima.core.statistics import LAST
 from wima.core.text import cell, echo
-from wima.runs.folder import Ending, Run, ending, read_run, rows_of, run_folders, state_of
-from wima.runs.run import summarize
+from wima.runs.folder import run_folders
+from wima.runs.record import rows_of
+from wima.runs.run import Ending, Run, ending, read_run, state_of, summarize
 
 SCORED = f"test accuracy %, mean over the last {LAST} rounds (short runs: the last quarter)"
 
