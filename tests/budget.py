@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "wima"
 BUDGET = Path(__file__).with_name("budget.toml")
 TRACED = 3  # this round is traced: the first ones still set things up
-RUN = ["run", "digits", "algorithm=scaffold", "engine=serial", f"rounds={TRACED + 1}"]
+RUN = ["run", "digits", "algorithm=scaffold", "engine=serial", f"rounds={10 * TRACED + 10}"]
 RUN += ["averagers=wima:window=2", "eval_every=1"]
 # Where the values of a round are defined; the states of algorithms and averagers are their own.
 VALUES = ("wima.algorithms.base", "wima.data", "wima.simulation", "wima.runs")

@@ -16,8 +16,8 @@ from wima.averaging.wima import CANDIDATES, LEAST, NEAR, REACH, RECENT, AutoWind
 from wima.core.errors import UsageError
 from wima.runs.launch import launch, resume
 from wima.runs.run import read_run
-from wima.simulation.engines.base import Setup
-from wima.simulation.faults import Faults
+from wima.simulation.options import Faults
+from wima.simulation.round import Setup
 
 AUTO = WIMA("auto")
 

@@ -177,7 +177,7 @@ def test_an_interrupted_run_is_resumed_by_the_same_call_and_by_nothing_else(tmp_
 
 def stopping(after: int):
     """The usual cohorts, with Ctrl-C in a round."""
-    from wima.simulation.cohorts import uniform_cohorts
+    from wima.simulation.options import uniform_cohorts
 
     usual = uniform_cohorts(task_of().data.num_clients, OPTIONS["clients_per_round"])
 

@@ -43,8 +43,7 @@ from wima.runs.build import build_task
 from wima.runs.folder import check_free
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
-from wima.simulation.engines.base import RoundState, RunningMean, Setup
-from wima.simulation.round import Engine, Updates, observed, step
+from wima.simulation.round import Engine, RoundState, RunningMean, Setup, Updates, observed, step
 from wima.simulation.simulate import check_server_rule
 
 log = logging.getLogger(__name__)

@@ -23,13 +23,13 @@ from wima import algorithms
 from wima.algorithms.base import Algorithm, State
 from wima.core.errors import check
 from wima.core.vector import Vector, one_thread
-from wima.data.batches import LocalSGD
 from wima.data.federated import Array, FederatedData
 from wima.flower.arrays import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
 from wima.runs.identity import own_names
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.simulation.local import Problem, Solver
+from wima.simulation.options import LocalSGD
 from wima.simulation.task import Task
 from wima.storage.segments import Segments
 from wima.storage.states import decode, encode

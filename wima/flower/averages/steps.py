@@ -15,7 +15,7 @@ import torch
 
 from wima.core.vector import Vector
 from wima.flower.arrays import Arrays, flatten, log, shapes_of
-from wima.simulation.engines.base import RunningMean
+from wima.simulation.round import RunningMean
 
 Reply = TypeVar("Reply")
 

@@ -12,9 +12,7 @@ from torch import Tensor
 from wima.core.errors import UsageError, check
 from wima.core.statistics import summary
 from wima.data.federated import Array, FederatedData
-from wima.simulation.measures.base import Entries, Measure
-from wima.simulation.measures.metrics import total
-from wima.simulation.objectives import Metric
+from wima.simulation.measures.base import Entries, Measure, Metric, total
 from wima.simulation.options import RunOptions
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by model
