@@ -218,7 +218,7 @@ def many(algorithm: str, clients: str) -> None:
     import numpy as np
 
     import wima
-    from wima.data.mapped import open_mapped
+    from wima.data.federated import open_mapped
     from wima.models import MLP
 
     count, samples = int(clients), 15

@@ -20,8 +20,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "wima"
 BUDGET = Path(__file__).with_name("budget.toml")
 TRACED = 3  # this round is traced: the first ones still set things up
-RUN = ["run", "digits", "algorithm=scaffold", "engine=serial", f"rounds={TRACED + 1}"]
+RUN = ["run", "digits", "algorithm=scaffold", "engine=serial", f"rounds={10 * TRACED + 10}"]
 RUN += ["averagers=wima:window=2", "eval_every=1"]
+# Where the values of a round are defined; the states of algorithms and averagers are their own.
+VALUES = ("wima.algorithms.base", "wima.data", "wima.simulation", "wima.runs")
 
 
 def sizes() -> dict[str, float]:
@@ -57,7 +59,7 @@ class Round:
         if path.is_relative_to(PACKAGE):
             self.files.add(str(path.relative_to(ROOT)))
         made = self._made(frame)
-        if made is not None and made.__module__.startswith("wima."):
+        if made is not None and made.__module__.startswith(VALUES):
             self.types.add(f"{made.__module__}.{made.__qualname__}")
 
     @staticmethod

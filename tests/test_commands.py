@@ -19,7 +19,7 @@ import torch
 import typer.main
 from safetensors.torch import save_file
 
-from tests.helpers.documents import commands
+from tests.helpers.documents import commands, files
 from wima.cli.main import app
 from wima.runs.launch import launch
 from wima.runs.settings import CHANGEABLE, change_settings, load_settings
@@ -64,6 +64,8 @@ def made_up(tmp_path_factory) -> Path:
         torch.save({"w": torch.full((3,), float(step))}, folder / "run" / f"step_{step}.pt")
     (folder / "evaluate.py").write_text("def evaluate(path):\n    return 0.5\n\nprint(0.5)\n")
     (folder / "my_package").mkdir()
+    for name, code in files().items():
+        (folder / name).write_text(code)
     for file in ("my_file.py", "fedpull.py", "my_package/fedpull.py"):
         (folder / file).write_text(OWN)
     (folder / "runs" / "tune").mkdir(parents=True)
@@ -77,10 +79,10 @@ def made_up(tmp_path_factory) -> Path:
 def folder(made_up, tmp_path, monkeypatch) -> Iterator[Path]:
     shutil.copytree(made_up, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    monkeypatch.setattr("wima.report.summary.draw_curves", lambda *_: None)  # half of the time
+    monkeypatch.setattr("wima.runs.summary.draw_curves", lambda *_: None)  # half of the time
     monkeypatch.setattr("sys.path", [*sys.path])
     yield tmp_path
-    for name in OWN_MODULES:
+    for name in (*OWN_MODULES, *(file.removesuffix(".py") for file in files())):
         sys.modules.pop(name, None)
 
 

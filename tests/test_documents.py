@@ -36,7 +36,12 @@ from wima import algorithms, averaging
 from wima.algorithms import server_opt
 
 NONE = "\N{EN DASH}"  # what tables show for nothing
-RUNNING = [page for page in PAGES if blocks(page, "python")]
+MARKS = {"flower": pytest.mark.world}
+RUNNING = [
+    pytest.param(page, id=page.stem, marks=MARKS.get(page.stem, ()))
+    for page in PAGES
+    if blocks(page, "python")
+]
 
 
 def accuracies(text: str) -> dict[str, float]:
@@ -98,7 +103,7 @@ CHECKS: dict[str, Callable[[dict[str, Any], str], None]] = {
 }
 
 
-@pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", RUNNING)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     if page.stem == "flower":
         if find_spec("flwr") is None:

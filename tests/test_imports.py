@@ -28,7 +28,6 @@ ROOMS = {
     "model_files": "core storage",
     "experiments": "core storage averaging simulation runs",
     "report": "core storage runs experiments",
-    "results": "core storage algorithms simulation runs report",
     "flower": "core storage data algorithms averaging simulation runs",
     "cli": "core storage data runs model_files experiments report flower",
 }

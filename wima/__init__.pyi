@@ -25,28 +25,29 @@ from wima.core.errors import (
 )
 from wima.core.vector import Flat as Flat, Layout as Layout
 from wima.core.version import __version__ as __version__
-from wima.data.batches import Batch as Batch, LocalSGD as LocalSGD
 from wima.data.federated import Bundle as Bundle, FederatedData as FederatedData
 from wima.model_files.mean import average_files as average_files
 from wima.runs.in_python import run as run
 from wima.runs.run import Run as Run, read_run as read_run
 from wima.simulation.check import check_algorithm as check_algorithm
-from wima.simulation.faults import Faults as Faults
-from wima.simulation.measures.base import Examples as Examples, Measure as Measure
+from wima.simulation.measures.base import Measure as Measure
 from wima.simulation.measures.finetune import FineTune as FineTune
-from wima.simulation.privacy import Gaussian as Gaussian
-from wima.simulation.schedules import (
+from wima.simulation.options import (
     Constant as Constant,
     Cosine as Cosine,
     Cyclic as Cyclic,
     Exponential as Exponential,
+    Faults as Faults,
+    LocalSGD as LocalSGD,
     Schedule as Schedule,
 )
+from wima.simulation.privacy import Gaussian as Gaussian
 from wima.simulation.simulate import (
     Record as Record,
     Simulation as Simulation,
     simulate as simulate,
 )
 from wima.simulation.task import Task as Task, make_task as make_task
+from wima.simulation.workspace import Batch as Batch
 from wima.training.array_window import ArrayWindow as ArrayWindow
 from wima.training.window_average import WindowAverage as WindowAverage

@@ -14,7 +14,7 @@ def main(name: str, engine: str) -> None:
 
     import wima
     from benchmarks.models import make_tuned
-    from wima.simulation.objectives import objective
+    from wima.simulation.measures.base import objective
 
     workload, arrays = WORKLOADS[name], load(name)
     data = wima.FederatedData(arrays.x, arrays.y, np.arange(CLIENTS + 1) * workload.samples)

@@ -14,9 +14,9 @@ import sys
 import torch
 
 import wima
-from wima.data.batches import batches
 from wima.runs.build import build_task
 from wima.runs.settings import load_settings
+from wima.simulation.local import batches
 
 
 def lengths(simulation, client, lr):

@@ -12,8 +12,8 @@ import sys
 import torch
 
 import wima
+from wima.data.federated import as_tensor
 from wima.data.load import load
-from wima.data.mapped import as_tensor
 
 EMNIST = torch.tensor([402_953, 220_304, 190_998])  # images of digits, capitals, small letters
 

@@ -18,7 +18,7 @@ from wima import algorithms
 from wima.algorithms import server_opt
 from wima.runs.build import KINDS
 from wima.runs.settings import load_settings
-from wima.simulation import schedules
+from wima.simulation import options as schedules
 
 PACKAGE = Path(wima.__file__).parent
 CHOICES = [

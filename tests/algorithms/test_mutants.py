@@ -25,8 +25,8 @@ from wima.algorithms.fedacg import Motion
 from wima.algorithms.feddyn import Dyn
 from wima.algorithms.mime import Statistics
 from wima.algorithms.scaffold import Control
-from wima.data.batches import Batch, batches
-from wima.simulation.local import Solver
+from wima.simulation.local import Solver, batches
+from wima.simulation.workspace import Batch
 
 COHORTS = ([0, 1, 2], [1, 3], [2, 4, 5], [0, 1], [3, 4, 5], [0, 2])
 

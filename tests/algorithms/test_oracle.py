@@ -20,7 +20,7 @@ from tests.helpers import pseudocode
 from tests.helpers.pools import Lasting
 from tests.helpers.pseudocode import Problem
 from wima import SGD, Adagrad, Adam, FederatedData, LocalSGD, Momentum, Task, Yogi
-from wima.data.batches import batches
+from wima.simulation.local import batches
 
 SEED, SIZES = 5, (3, 14, 8, 5, 11, 6)
 CLIENT = {"batch_size": 3, "epochs": 1, "weight_decay": 0.01}  # K_i = 1, 5, 3, 2, 4, 2

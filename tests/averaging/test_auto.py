@@ -14,10 +14,10 @@ from wima.algorithms import BY_NAME
 from wima.averaging import Averages
 from wima.averaging.wima import CANDIDATES, LEAST, NEAR, REACH, RECENT, AutoWindow, Buckets
 from wima.core.errors import UsageError
-from wima.runs.folder import read_run
 from wima.runs.launch import launch, resume
-from wima.simulation.engines.base import Setup
-from wima.simulation.faults import Faults
+from wima.runs.run import read_run
+from wima.simulation.options import Faults
+from wima.simulation.round import Setup
 
 AUTO = WIMA("auto")
 

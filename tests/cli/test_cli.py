@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 import wima
 from tests.helpers.commands import environment, shell, start
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 
 QUICK = ("clients=20", "clients_per_round=2", "rounds=3")
 

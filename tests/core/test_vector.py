@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 import wima
 from wima.algorithms.server_opt import SGD
 from wima.core.vector import Flat
-from wima.data.batches import LocalSGD, batches
 from wima.data.federated import FederatedData
 from wima.models import MLP, SmallCNN
+from wima.simulation.local import batches
+from wima.simulation.options import LocalSGD
 
 FEATURES, CLASSES = 6, 4
 

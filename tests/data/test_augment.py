@@ -15,7 +15,7 @@ from wima.core.errors import UsageError
 from wima.data.federated import FederatedData
 from wima.data.sets.cifar import cifar10_images, cifar100_images
 from wima.data.transform import Characters, Images, Ink, crop_and_flip, crop_and_flip_alike
-from wima.simulation.objectives import objective, sequence_loss
+from wima.simulation.measures.base import objective, sequence_loss
 
 ADDRESS = (3, 1, 4, 1)
 

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import wima
-from wima.data.batches import LocalSGD, batches, everything
 from wima.data.federated import FederatedData
-from wima.simulation.cohorts import uniform_cohorts
+from wima.simulation.local import batches, everything
+from wima.simulation.options import LocalSGD, uniform_cohorts
 from wima.simulation.task import Task
 
 CASES = [(n, size, epochs) for n in (1, 3, 7, 20) for size in (1, 3, 7, 10) for epochs in (1, 2, 5)]

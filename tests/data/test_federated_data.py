@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from wima.core.errors import RunError, UsageError
-from wima.data.batches import LocalSGD, batches, tensors
-from wima.data.federated import FederatedData
+from wima.data.federated import FederatedData, as_tensor, read_rows
 from wima.data.files import load_npz
 from wima.data.load import load
-from wima.data.mapped import as_tensor, read_rows
 from wima.data.sets.digits import digits
 from wima.simulation.engines.shared import Shared
+from wima.simulation.local import batches, tensors
+from wima.simulation.options import LocalSGD
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])

@@ -128,9 +128,10 @@ def test_all_parts_at_once_are_refused():
 MILLION = """
 import json, sys, time
 import numpy as np
-from wima.data.batches import LocalSGD, batches
+from wima.simulation.local import batches
+from wima.simulation.options import LocalSGD
 from wima.data.federated import FederatedData
-from wima.simulation.cohorts import uniform_cohorts
+from wima.simulation.options import uniform_cohorts
 
 def peak():  # in bytes; getrusage would count the parent's memory before exec, too
     status = open("/proc/self/status").read()

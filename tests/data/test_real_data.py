@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from wima.core.vector import one_thread
-from wima.data.batches import Batch
 from wima.data.cache import open_ready
+from wima.data.federated import as_tensor
 from wima.data.load import load
 from wima.data.manage import import_data, label_counts
-from wima.data.mapped import as_tensor
 from wima.data.sets.femnist import read_femnist
 from wima.data.split import split
 from wima.runs.build import build
 from wima.runs.settings import load_settings
 from wima.simulation.engines.shared import Shared
-from wima.simulation.objectives import objective
+from wima.simulation.measures.base import objective
+from wima.simulation.workspace import Batch
 
 pytestmark = pytest.mark.real
 

@@ -11,11 +11,10 @@ from torch import nn
 
 import wima
 from wima.algorithms.server_opt import SGD
-from wima.data.batches import LocalSGD
 from wima.simulation.engines import auto as choice
 from wima.simulation.engines.auto import SHORT, Chosen, Cost, choose
-from wima.simulation.engines.base import Setup
-from wima.simulation.round import Engine
+from wima.simulation.options import LocalSGD
+from wima.simulation.round import Engine, Setup
 
 COHORT, STEPS = 4, 3
 LONG = SHORT // COHORT  # rounds

@@ -20,12 +20,13 @@ from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_para
 import wima
 from wima.algorithms.base import Algorithm, Local
 from wima.algorithms.server_opt import SGD
+from wima.core.vector import vectors
 from wima.core.workers import Worker
-from wima.data.batches import LocalSGD, batches
 from wima.data.federated import FederatedData
 from wima.data.sets.digits import digits
 from wima.models import MLP, FemnistCNN, SmallCNN
-from wima.simulation.engines.base import vectors
+from wima.simulation.local import batches
+from wima.simulation.options import LocalSGD
 from wima.simulation.task import Task
 
 CLIENT = {"batch_size": 7, "epochs": 2, "weight_decay": 0.1, "momentum": 0.6, "clip": 0.5}

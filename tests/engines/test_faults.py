@@ -12,8 +12,8 @@ import wima
 from tests.helpers.pools import Lasting
 from tests.helpers.unequal import BAD, EIGHT, OPTIONS, one_bad_example, task_of
 from wima.core.errors import Diverged, RunError, UsageError
-from wima.data.batches import LocalSGD, batches, shortened
-from wima.simulation.faults import Faults
+from wima.simulation.local import batches, shortened
+from wima.simulation.options import Faults, LocalSGD
 
 ENGINES = ["reference", "serial", "batched", "processes"]
 ONE_STEP = {"rounds": 6, "clients_per_round": len(EIGHT), "steps": 1, "eval_every": 0}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wima.data.batches import LocalSGD
 from wima.simulation.engines.ranks import shared_out
+from wima.simulation.options import LocalSGD
 
 
 def test_long_visits_are_shared_out_first():

@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.sweeps import played
 from wima.experiments.plan import expand, experiments, scales
 from wima.experiments.sheet import read_sheet
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 
 # At this scale all settings have the same data, and all of them take minutes.
 ONLY = {"tune": ["cifar10-0", "fedavgm", "fedprox"], "sota": ["cifar10-0", "shakespeare"]}

@@ -6,7 +6,7 @@ from rich.console import Console
 from tests.helpers.sweeps import SMALL, jobs_of, played, states
 from wima.experiments.plan import experiments
 from wima.experiments.sweep import Sweep
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from wima.experiments.tune import (
     results,
     run_trials,
 )
-from wima.runs.folder import read_run
 from wima.runs.launch import ProgressDisplay, launch, resume
+from wima.runs.run import read_run
 from wima.runs.settings import load_settings
 
 ROUNDS = 8

@@ -17,7 +17,7 @@ from torch import nn
 from tests.helpers.commands import printed
 from tests.helpers.federations import (
     SIZES,
-    LocalGrid,
+    FaultyGrid,
     assert_same,
     models_of,
     over,
@@ -31,8 +31,7 @@ from wima.algorithms.traffic import traffic
 from wima.core.errors import RunError, UsageError
 from wima.core.statistics import summary
 from wima.flower import Federation, Options
-from wima.flower.app.options import read_order
-from wima.flower.app.result import as_result, as_text
+from wima.flower.app.server import as_result, as_text, read_order
 from wima.runs.build import build, build_task
 from wima.storage import manifests
 from wima.storage.segments import Segments
@@ -56,13 +55,13 @@ MEMORIES = ("scaffold", "adabest", "feddyn")
 def test_vectors_are_those_of_the_simulator(case, tmp_path):
     settings = settings_of(tmp_path, **CASES[case])
     records, expected = simulated(settings)
-    _, run = over(LocalGrid(len(SIZES)), settings, tmp_path / "run")
-    assert [r["cohort"] for r in run.records] == [r.cohort for r in records]
+    _, run = over(FaultyGrid(len(SIZES)), settings, tmp_path / "run")
+    assert [r.cohort for r in run.records] == [r.cohort for r in records]
     assert_same(models_of(run, settings), expected)
     for found, record in zip(run.records, records, strict=True):
-        assert found["metrics"].keys() == record.metrics.keys()
+        assert found.metrics.keys() == record.metrics.keys()
         for name in record.metrics:
-            assert found["metrics"][name] == pytest.approx(record.metrics[name], abs=1e-6)
+            assert found.metrics[name] == pytest.approx(record.metrics[name], abs=1e-6)
 
 
 def test_statistics_of_norm_layers_are_averaged_as_in_the_simulator(tmp_path, monkeypatch):
@@ -72,7 +71,7 @@ def test_statistics_of_norm_layers_are_averaged_as_in_the_simulator(tmp_path, mo
     monkeypatch.setitem(models.BY_NAME, "norms", norms)
     settings = settings_of(tmp_path, model="norms", algorithm="scaffold")
     _, expected = simulated(settings)
-    _, run = over(LocalGrid(len(SIZES)), settings, tmp_path / "run")
+    _, run = over(FaultyGrid(len(SIZES)), settings, tmp_path / "run")
     assert_same(models_of(run, settings), expected)
 
 
@@ -82,10 +81,10 @@ def test_memory_is_in_the_nodes_state_and_nowhere_on_the_server(algorithm, tmp_p
     with build(settings) as simulation:
         visited = {i for record in simulation for i in record.cohort}
         expected = simulation.state.memory.visited()
-    grid = LocalGrid(len(SIZES))
+    grid = FaultyGrid(len(SIZES))
     _, run = over(grid, settings, tmp_path / "run")
     for i in range(len(SIZES)):
-        state = grid.contexts[100 + i].state
+        state = grid.nodes[100 + i].context.state
         assert ("wima.memory" in state) == (i in visited)
         if i not in visited:
             continue
@@ -104,18 +103,18 @@ def test_memory_is_in_the_nodes_state_and_nowhere_on_the_server(algorithm, tmp_p
 
 
 def test_algorithms_without_memory_leave_no_trace_on_nodes(tmp_path):
-    grid = LocalGrid(len(SIZES))
+    grid = FaultyGrid(len(SIZES))
     over(grid, settings_of(tmp_path), tmp_path / "run")
-    assert all(not context.state for context in grid.contexts.values())
+    assert all(not node.context.state for node in grid.nodes.values())
 
 
 def test_only_mime_asks_twice_in_a_round(tmp_path):
     for algorithm, kinds in (("mime", ["train.gradient", "train"]), ("mimelite", ["train"])):
-        grid = LocalGrid(len(SIZES))
+        grid = FaultyGrid(len(SIZES))
         settings = settings_of(tmp_path, algorithm=algorithm, rounds=2)
         _, run = over(grid, settings, tmp_path / algorithm)
         asked = [(node, kind) for node, kind in grid.sent if kind != "query"]
-        expected = [(100 + i, k) for r in run.records for k in kinds for i in r["cohort"]]
+        expected = [(100 + i, k) for r in run.records for k in kinds for i in r.cohort]
         assert asked == expected
 
 
@@ -129,7 +128,7 @@ def test_messages_hold_arrays_and_plain_values_only(tmp_path):
                 assert all(type(value) in (str, int, float) for value in record.values())
         return reply
 
-    over(LocalGrid(len(SIZES), look), settings_of(tmp_path, algorithm="mime"), tmp_path / "run")
+    over(FaultyGrid(len(SIZES), look), settings_of(tmp_path, algorithm="mime"), tmp_path / "run")
     assert kinds == {"ArrayRecord", "ConfigRecord", "MetricRecord"}
 
 
@@ -152,49 +151,49 @@ def test_a_killed_and_restarted_server_continues_to_the_same_vectors(case, new_n
         return reply
 
     memory = str(tmp_path / "memory")
-    grid = LocalGrid(len(SIZES), kill, memory=memory)
+    grid = FaultyGrid(len(SIZES), kill, memory=memory)
     with pytest.raises(RunError, match="after 3 of 6 rounds"):
         over(grid, settings, tmp_path / "run")
     if new_nodes:  # a new run of Flower: nodes have lost their state, but not their files
-        grid = LocalGrid(len(SIZES), memory=memory)
+        grid = FaultyGrid(len(SIZES), memory=memory)
     grid.spoil = lambda node, message, reply: reply
     _, run = over(grid, settings, tmp_path / "run")
-    assert [r["t"] for r in run.records] == [1, 2, 3, 4, 5, 6]
+    assert [r.t for r in run.records] == [1, 2, 3, 4, 5, 6]
     assert_same(models_of(run, settings), expected)
 
 
 def test_a_node_may_bring_its_own_examples(tmp_path):
     settings = settings_of(tmp_path, clients_per_round=5)
     _, expected = simulated(settings)
-    grid = LocalGrid(len(SIZES))
+    grid = FaultyGrid(len(SIZES))
     task = build_task(settings)
     for i in range(len(SIZES)):
         x, y = task.data.client(i)
         file = tmp_path / f"own-{i}.npz"
         np.savez(file, x=x, y=y, client=np.zeros(len(y), int), x_test=x, y_test=y, classes=3)
-        grid.contexts[100 + i].node_config["data"] = str(file)
+        grid.nodes[100 + i].context.node_config["data"] = str(file)
     _, run = over(grid, settings, tmp_path / "run")
     assert_same(models_of(run, settings), expected)
 
 
 def test_a_finished_run_and_other_settings_are_not_written_over(tmp_path):
     settings, out = settings_of(tmp_path, rounds=1), tmp_path / "run"
-    over(LocalGrid(len(SIZES)), settings, out)
+    over(FaultyGrid(len(SIZES)), settings, out)
     with pytest.raises(UsageError, match="is finished; to repeat it, use another folder"):
-        over(LocalGrid(len(SIZES)), settings, out)
+        over(FaultyGrid(len(SIZES)), settings, out)
     with pytest.raises(UsageError, match=r"different settings \(lr: 0.05 there\)"):
-        over(LocalGrid(len(SIZES)), settings.model_copy(update={"lr": 0.1}), out)
+        over(FaultyGrid(len(SIZES)), settings.model_copy(update={"lr": 0.1}), out)
 
 
 def test_start_refuses_what_the_settings_say(tmp_path):
     strategy = Federation(settings_of(tmp_path), tmp_path / "run")
     with pytest.raises(UsageError, match="defined by the settings"):
-        strategy.start(LocalGrid(1), num_rounds=3)
+        strategy.start(FaultyGrid(1), num_rounds=3)
 
 
 def test_the_result_is_flowers_with_all_models_metrics(tmp_path):
     settings = settings_of(tmp_path)
-    result = Federation(settings, tmp_path / "run").start(LocalGrid(len(SIZES)))
+    result = Federation(settings, tmp_path / "run").start(FaultyGrid(len(SIZES)))
     records, expected = simulated(settings)
     metrics = result.evaluate_metrics_serverapp[5]
     assert metrics["wima2/accuracy"] == pytest.approx(records[-1].metrics["wima2"]["accuracy"])
@@ -212,19 +211,21 @@ def test_the_result_is_flowers_with_all_models_metrics(tmp_path):
 
 
 def test_the_result_has_what_records_say_of_clients(tmp_path):
-    _, run = over(LocalGrid(len(SIZES)), settings_of(tmp_path), tmp_path / "run")
-    for record in run.records:
-        record.pop("clients", None)
+    _, run = over(FaultyGrid(len(SIZES)), settings_of(tmp_path), tmp_path / "run")
+    lines = list(run.lines())
+    run.lines = lambda: lines
+    for line in lines:
+        line.pop("clients", None)
     assert as_result(run).clients == {}
     plain, average = summary([0.5, 0.6]), summary([0.5, 0.7], [0.5, 0.6])
-    run.records[-1]["clients"] = {"plain": plain, "wima2": average}
+    lines[-1]["clients"] = {"plain": plain, "wima2": average}
     expected = {"plain": {"accuracy": plain}, "wima2": {"accuracy": average}}
     assert as_result(run).clients == {5: expected}
     assert average["gained"] == 1
 
 
 def test_nodes_are_never_asked_to_evaluate(tmp_path):
-    grid = LocalGrid(len(SIZES))
+    grid = FaultyGrid(len(SIZES))
     over(grid, settings_of(tmp_path), tmp_path / "run")
     assert {kind for _, kind in grid.sent} == {"query", "train"}
 
@@ -233,7 +234,7 @@ def test_the_example_app_shows_what_the_average_is_for():
     """On Flower's default of two nodes; Flower has nothing to install from a package index."""
     app = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text(encoding="utf-8"))
     assert app["project"]["dependencies"] == []
-    settings = read_order(app["tool"]["flwr"]["app"]["config"]).settings
+    settings, _, _ = read_order(app["tool"]["flwr"]["app"]["config"])
     with build(settings.model_copy(update={"engine": "serial"})) as simulation:
         late = [record.metrics for record in simulation][-5:]
     assert build_task(settings).data.num_clients == 2
@@ -280,7 +281,7 @@ def test_messages_carry_the_vectors_that_the_algorithm_declares(name, tmp_path):
 
     large = {"data": "digits", "clients": len(SIZES), "alpha": "iid", "averagers": []}
     settings = settings_of(tmp_path, algorithm=name, rounds=2, **large)
-    over(LocalGrid(len(SIZES), weigh), settings, tmp_path / "run")
+    over(FaultyGrid(len(SIZES), weigh), settings, tmp_path / "run")
     vector = 4 * build_task(settings).layout.size
     visits, declared = 2 * settings.clients_per_round, traffic(BY_NAME[name]())
     for sizes, vectors in ((down, declared.down), (up, declared.up)):

@@ -17,8 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 from tests.helpers.npy import npy
 from wima import WIMA, RunError
 from wima.flower import averaged, averaged_legacy
-from wima.flower.app.records import to_tensors
-from wima.flower.arrays import from_bytes
+from wima.flower.arrays import from_bytes, to_tensors
 
 HUGE = npy(f"({10**13},)")
 HOSTILE = {

@@ -148,7 +148,7 @@ def test_a_restarted_server_goes_on_to_the_same_choices(name, cut, tmp_path):
     assert early + [again.averaging.windows for _ in rest] == windows
     for model in ("plain", "wima-auto", f"wima{W}"):
         assert same(again.averaging.model(model), whole.averaging.model(model))
-    states = [s.averaging._models.watch.states["wima-auto"] for s in (again, whole)]
+    states = [s.averaging._averages.states["wima-auto"] for s in (again, whole)]
     assert torch.equal(states[0].scores, states[1].scores)
     again.averaging.close()
     with pytest.raises(UsageError, match=r"contains averages with averagers .*WIMA\(window='auto'"):

@@ -27,7 +27,7 @@ from tests.helpers.flower_processes import (
 from tests.helpers.paths import ROOT
 from tests.helpers.waiting import rounds_recorded
 from wima.runs.build import build_task
-from wima.runs.folder import Run, read_run
+from wima.runs.run import Run, read_run
 from wima.storage import manifests
 from wima.storage.segments import Segments
 
@@ -175,13 +175,13 @@ def check_refused(here: Deployment, refused: dict[str, subprocess.Popen]) -> Non
 
 def counted(run: Run) -> list[set[int]]:
     """The clients whose updates counted, by round."""
-    return [set(r["cohort"]) - set(r.get("excluded", ())) for r in run.records]
+    return [set(r.cohort) - set(r.excluded) for r in run.records]
 
 
 def check_run(folder: Path, before: bytes, left_in: int) -> None:
     """All rounds, one window over the last of them, models that evaluate as reported."""
     run = read_run(folder)
-    assert [record["t"] for record in run.records] == list(range(1, ROUNDS + 1))
+    assert [record.t for record in run.records] == list(range(1, ROUNDS + 1))
     assert (folder / "records.jsonl").read_bytes().startswith(before)
     assert 1 in counted(run)[0]
     assert all(1 not in clients for clients in counted(run)[left_in + 1 :])
@@ -199,5 +199,5 @@ def check_run(folder: Path, before: bytes, left_in: int) -> None:
         tensors = load_file(folder / "models" / f"{name}.safetensors")
         w = torch.cat([tensors[key].reshape(-1) for key in task.layout.slices])
         torch.testing.assert_close(w, expected, rtol=1e-5, atol=1e-6)
-        assert task.evaluate(w) == pytest.approx(run.records[-1]["metrics"][name], abs=1e-6)
-    assert run.records[-1]["metrics"][f"wima{WINDOW}"]["accuracy"] > 0.5
+        assert task.evaluate(w) == pytest.approx(run.records[-1].metrics[name], abs=1e-6)
+    assert run.records[-1].metrics[f"wima{WINDOW}"]["accuracy"] > 0.5

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from functools import cache
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -30,6 +32,7 @@ from flwr.serverapp.strategy import FedAvg
 from wima import RunError, UsageError
 from wima.data.sets.digits import load_digits
 from wima.flower import LocalGrid, run_flower
+from wima.flower.private import TESTED
 
 # A quick-start app as one writes it with torch: nothing in it knows of this package.
 
@@ -358,3 +361,28 @@ def test_importing_wima_needs_no_flower_and_without_it_the_error_says_what_to_in
     )
     imported, message = printed(code).splitlines()
     assert imported == "False" and "pip install 'wima[flower]'" in message
+
+
+PUBLIC = ("app", "clientapp", "serverapp", "server", "common")  # of flwr
+
+
+def test_what_is_not_public_in_flower_is_imported_in_one_module():
+    for path in (ROOT / "wima" / "flower").rglob("*.py"):
+        modules = re.findall(r"from flwr\.([\w.]+) import", path.read_text(encoding="utf-8"))
+        inside = [name for name in modules if name.split(".")[0] not in PUBLIC]
+        inside += [name for name in modules if name.startswith("common.")]
+        assert not inside or path.name == "private.py"
+
+
+def test_a_flower_that_has_changed_inside_is_named_with_the_tested_versions():
+    code = (
+        "from wima.core.errors import UsageError\n"
+        "from wima.flower import averaged, server_app  # need nothing from inside\n"
+        "import flwr.supercore.task_identity as moved\n"
+        "del moved.TaskIdentity\n"
+        "try: import wima.flower.grid.local\n"
+        "except UsageError as error: print(error)\n"
+    )
+    message = printed(code)
+    assert f"tested with flwr {TESTED}; this is flwr {version('flwr')}" in message
+    assert "TaskIdentity" in message and "pip install 'flwr~=" in message

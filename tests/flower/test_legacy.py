@@ -182,7 +182,7 @@ def test_with_secagg_the_server_averages_models_and_sees_no_update():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_average_of_models_before_their_noise_is_refused(private):
     with pytest.raises(UsageError, match="Put the average outside"):
-        play(private(averaged_legacy(FedAvg(**settings()), WIMA(W))))
+        private(averaged_legacy(FedAvg(**settings()), WIMA(W)))
 
 
 def test_the_average_of_private_models_is_allowed():

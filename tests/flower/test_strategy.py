@@ -177,13 +177,21 @@ PRIVATE = {
 }
 
 
+class Outside(FedAvg):
+    """Wraps a strategy as Flower's own wrappers do."""
+
+    def __init__(self, strategy: FedAvg) -> None:
+        super().__init__()
+        self.strategy = strategy
+
+
 @pytest.mark.parametrize("name", PRIVATE)
 def test_an_average_of_models_before_their_noise_is_refused(name):
-    strategy = PRIVATE[name](averaged(FedAvg(), WIMA(W)))
-    with pytest.raises(UsageError, match=r"Put the average outside: averaged\("):
-        play(strategy)
-    with grid() as nodes, pytest.raises(UsageError, match="without protection"):
-        strategy.configure_train(1, initial(), {}, nodes)
+    for inside in (averaged(FedAvg(), WIMA(W)), Outside(averaged(FedAvg(), WIMA(W)))):
+        with pytest.raises(
+            UsageError, match=r"without protection. Put the average outside: averaged\("
+        ):
+            PRIVATE[name](inside)
 
 
 def test_the_average_of_private_models_is_allowed():

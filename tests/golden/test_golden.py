@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from tests.golden import cases
-from wima.runs.folder import read_run
 from wima.runs.launch import resume
+from wima.runs.run import read_run
 
 RUNS = json.loads((cases.HERE / "runs.json").read_text())
 REMOVED = {"KEYWORD_ONLY collective 'gather'"}

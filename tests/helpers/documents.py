@@ -51,6 +51,12 @@ def blocks(page: Path, *languages: str) -> list[str]:
     return [text for language, text in found if not languages or language in languages]
 
 
+def files() -> dict[str, str]:
+    """The files that pages show: blocks of Python whose first line is a comment with the name."""
+    found = (re.match(r"# (\w+\.py)\n", code) for page in PAGES for code in blocks(page))
+    return {match[1]: match.string for match in found if match}
+
+
 def commands() -> list[str]:
     """What follows `wima` in blocks, and `wima run digits` in running text, without comments."""
     found: dict[str, None] = {}

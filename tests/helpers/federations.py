@@ -1,85 +1,65 @@
-"""A grid in this process, and a small run to play over it."""
+"""A grid whose replies can be spoilt, and a small run to play over it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from itertools import count
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
 import numpy as np
 import torch
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
-
-# Messages carry the identity of the process's task; on a real grid, Flower sets it.
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import Message
 from safetensors.torch import load_file
 
-from wima.flower import Federation, Options, client_app
+from wima.flower import Federation, LocalGrid, Options, client_app
+from wima.flower.grid.local import Node
 from wima.runs.build import build, build_task
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 from wima.runs.settings import make_settings
 
 AVERAGERS = ["wima:window=2", "wima:window=3:part=classifier", "ema", "lawa:k=2:every=1"]
 SIZES = (9, 20, 14, 5, 11)
 
 
-class LocalGrid(Grid):
+class FaultyGrid(LocalGrid):
     """Clients 0, 1, ... on nodes 100, 101, ...; a message is answered when it is pushed.
 
     spoil(node, message, reply): what arrives instead of the reply; None: nothing does.
     """
 
     def __init__(self, clients: int, spoil: Callable | None = None, **config: str) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self.contexts = {100 + i: _context(100 + i, i, config) for i in range(clients)}
+        super().__init__(client_app, clients, workers=1)
+        self.nodes = {100 + i: node for i, node in enumerate(self.nodes.values())}
+        for node in self.nodes.values():
+            node.context.node_config.update(config)
         self.spoil = spoil or (lambda node, message, reply: reply)
         self.sent: list[tuple[int, str]] = []  # node, kind of message
-        self._numbers, self._replies = count(), {}
-
-    def set_run(self, run) -> None:
-        """There is only one."""
 
     @property
-    def run(self):
-        raise RuntimeError("there is none")
+    def nodes(self) -> dict[int, Node]:
+        return self._nodes
 
-    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+    @nodes.setter
+    def nodes(self, nodes: dict[int, Node]) -> None:
+        self._nodes = nodes
 
-    def get_node_ids(self) -> list[int]:
-        return list(self.contexts)
+    def _push(self, message: Message) -> str:
+        node = message.metadata.dst_node_id
+        self.sent.append((node, message.metadata.message_type))
+        number = super()._push(message)
+        reply = self.spoil(node, message, self._replies.pop(number).result())
+        if reply is not None:
+            self.deliver(reply)
+        return number
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        for message in messages:
-            number, node = str(next(self._numbers)), message.metadata.dst_node_id
-            message.metadata.__dict__["_message_id"] = number
-            self.sent.append((node, message.metadata.message_type))
-            reply = self.spoil(node, message, self._answer(node, message))
-            if reply is not None:
-                self._replies[number] = reply
-        return [message.metadata.message_id for message in messages]
-
-    def _answer(self, node: int, message: Message) -> Message:
-        try:
-            return client_app(message, self.contexts[node])
-        except Exception as error:
-            return Message(Error(code=0, reason=str(error)), reply_to=message)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self._replies.pop(number) for number in message_ids if number in self._replies]
-
-    def send_and_receive(self, messages, *, timeout=None) -> list[Message]:
-        return self.pull_messages(self.push_messages(messages))
-
-
-def _context(node: int, client: int, config: dict[str, str]) -> Context:
-    node_config = {"partition-id": client, **config}
-    return Context(1, node, node_config, RecordDict(), {})
+    def deliver(self, reply: Message) -> None:
+        """Let a reply arrive."""
+        future: Future[Message] = Future()
+        future.set_result(reply)
+        self._replies[reply.metadata.reply_to_message_id] = future
 
 
 def uneven_data(folder: Path) -> str:

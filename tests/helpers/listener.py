@@ -28,4 +28,4 @@ class Listener(Averager):
 
 def heard(strategy) -> list:
     """What the listener of an averaged strategy was given, as arrays."""
-    return [fresh.numpy() for fresh in strategy.averaging._models.watch.states["listener"][1:]]
+    return [fresh.numpy() for fresh in strategy.averaging._averages.states["listener"][1:]]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import wima
 from wima import SGD, LocalSGD, Task
-from wima.simulation.engines.base import Setup, first_state
 from wima.simulation.engines.processes import Processes
-from wima.simulation.round import Engine
+from wima.simulation.round import Engine, Setup, first_state
 
 
 class Asking(wima.Algorithm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 from wima.runs.settings import Settings, make_settings
 from wima.runs.track import scalars
 

@@ -52,8 +52,8 @@ class _Quiet:
 def _read_run(folder: Path) -> None:
     """`wima runs` and `wima report`, all but its figures, then what `wima run` prints."""
     from wima.cli.tables import runs_table
-    from wima.report.summary import summarize
-    from wima.runs.folder import check_free, read_run
+    from wima.runs.folder import check_free
+    from wima.runs.run import read_run, summarize
 
     runs_table(folder)
     _report(folder)
@@ -63,8 +63,8 @@ def _read_run(folder: Path) -> None:
 
 
 def _report(folder: Path) -> None:
+    from wima.core.measure import Measure
     from wima.report.frame import gather
-    from wima.report.measure import Measure
     from wima.report.page import page
     from wima.report.paper_page import Notes, markdown_page
     from wima.report.table import grid

@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.helpers.interrupted import FILES, ends, in_a_fork, kill, outcome, settings_of
 from tests.lab.scenarios import finish
 from wima.core.errors import RunError, UsageError
-from wima.runs.folder import read_run
 from wima.runs.launch import launch
+from wima.runs.run import read_run
 from wima.runs.settings import Settings
 
 FOUND = ("kills", "runs", "mismatches", "unreadable", "drafts left behind")

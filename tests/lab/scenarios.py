@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.helpers.interrupted import FILES, killed_after, outcome, settings_of
+from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, Sheet, write_sheet
-from wima.report.measure import Measure
 from wima.report.write import write_report
-from wima.runs.folder import is_intact, read_run
 from wima.runs.launch import launch, resume
+from wima.runs.run import is_intact, read_run
 from wima.runs.settings import Settings
 
 SNAPSHOTS = settings_of(rounds=12, checkpoint_every=4, snapshots=3)

@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.browser import Browser, find_browser
 from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, make_sheet
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.measure import Measure
 from wima.report.write import write_report
 
 

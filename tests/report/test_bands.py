@@ -8,12 +8,13 @@ from matplotlib.figure import Figure
 
 from tests.helpers.reports import AVERAGE, COLUMN, ROUNDS, curves, data_of, make_sheet, show_all
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.figures import MARKED, draw_curve, sparse_until, table_figure
+from wima.report.figures import table_figure
 from wima.report.frame import gather
-from wima.report.measure import Measure
 from wima.report.statistics import Curve
 from wima.report.write import make_tables, write_report
+from wima.runs.summary import MARKED, draw_curve, sparse_until
 
 MODELS = {"plain": "plain", "WIMA": "wima10"}
 

@@ -13,8 +13,8 @@ from tests.helpers.comparisons import numbers as compared
 from tests.helpers.extras import DOWN, UP, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of, place
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure, megabytes
 from wima.report.compare import OLDER, Comparison, caption, compare, grid, write_comparison
-from wima.report.measure import Measure, megabytes
 from wima.report.write import write_report
 
 TARGET = 0.62

@@ -7,8 +7,8 @@ import pytest
 from tests.helpers.comparisons import ROUNDS, noisy, write_method
 from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
+from wima.core.measure import Measure
 from wima.report.compare import compare
-from wima.report.measure import Measure
 
 
 def names(made) -> list[str]:

@@ -10,8 +10,8 @@ from scipy import stats
 
 from tests.helpers.comparisons import HEIGHTS, LAST, ROUNDS, level, noisy, numbers, write_method
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure
 from wima.report.compare import Comparison, caption, compare, warnings
-from wima.report.measure import Measure
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 SEEDS, MODELS = (0, 1, 2), ("plain", "wima5")

@@ -11,9 +11,9 @@ import pytest
 from tests.helpers.paths import ROOT
 from tests.helpers.reports import COLUMN, LAST, ROUNDS, curves, make_sheet
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure
 from wima.experiments.grid import expand_grid
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.measure import Measure
 from wima.report.names import proper
 from wima.report.write import write_report
 

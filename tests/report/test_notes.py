@@ -8,10 +8,10 @@ import pytest
 from tests.helpers.paths import ROOT
 from tests.helpers.reports import AVERAGE, COLUMN, ROUNDS, curves, data_of, make_sheet
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure
 from wima.experiments.plan import scales
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.frame import gather
-from wima.report.measure import Measure
 from wima.report.notes import differences, notes
 from wima.report.write import make_tables, write_report
 from wima.runs.settings import load_settings

@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.extras import add_extras, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of
 from tests.helpers.run_folders import write_run
-from wima.report.measure import Measure
+from wima.core.measure import Measure
 from wima.report.write import write_report
 
 KEYS = ("bytes", "clients", "calibration", "finetuned")

@@ -12,9 +12,9 @@ import numpy as np
 from tests.helpers.reports import ROUNDS, curves, data_of, make_sheet
 from tests.helpers.run_folders import write_run
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.summary import draw_curves
 from wima.report.write import write_report
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
+from wima.runs.summary import draw_curves
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.reports import show_all
 from tests.helpers.run_folders import moving_mean, write_run
+from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, Sheet, write_sheet
-from wima.report.measure import Measure
 from wima.report.write import write_report
 
 ROUNDS = 200

@@ -10,9 +10,9 @@ from tests.helpers.extras import rewrite
 from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, data_of, make_sheet, numbers, place
 from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
+from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.frame import gather
-from wima.report.measure import Measure
 from wima.report.table import sheet_table
 from wima.report.write import make_tables, write_report
 

@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from tests.helpers.extras import add_extras, records_of, rewrite
 from tests.helpers.reports import ROUNDS, curves, data_of, place
 from tests.helpers.run_folders import write_run
-from wima.report.measure import MINUS, Measure
+from wima.core.measure import MINUS, Measure
 from wima.report.text import DATA
 from wima.report.write import write_report
 from wima.runs.launch import launch

@@ -9,8 +9,8 @@ import pytest
 from tests.helpers.extras import add_extras
 from tests.helpers.reports import ROUNDS, curves, make_sheet, show_all
 from tests.helpers.run_folders import write_run
+from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.measure import Measure
 from wima.report.write import write_report
 
 EVIL = "</script><img src=x onerror=\"document.title='broken'\">"

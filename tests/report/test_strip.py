@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from tests.helpers.reports import COLUMN, OTHER, ROUNDS, curves, data_of, make_sheet, show_all
 from tests.helpers.run_folders import write_run
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.summary import draw_curves
 from wima.report.write import write_report
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
+from wima.runs.summary import draw_curves
 
 AUTO, TITLE = "wima-auto", "models in the window"
 

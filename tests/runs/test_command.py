@@ -9,7 +9,7 @@ import pytest
 
 from wima.core.text import typed_command
 from wima.experiments.sheet import read_sheet
-from wima.runs.folder import read_run
+from wima.runs.run import read_run
 from wima.runs.settings import load_settings
 
 

@@ -14,7 +14,8 @@ from wima.core.errors import RunError, UsageError
 from wima.experiments.sheet import read_sheet
 from wima.report.frame import gather
 from wima.report.write import read_notes
-from wima.runs.folder import check_free, read_run, seconds_of
+from wima.runs.folder import check_free
+from wima.runs.run import read_run, seconds_of
 from wima.storage.manifests import find, read_manifest
 from wima.storage.segments import Segments
 

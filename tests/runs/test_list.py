@@ -14,7 +14,7 @@ from wima.data.sets import SUMMARIES
 from wima.runs import track
 from wima.runs.list import CHOICES
 from wima.runs.settings import read_toml
-from wima.simulation import privacy, schedules
+from wima.simulation import options as schedules, privacy
 from wima.simulation.measures import finetune
 
 REGISTRIES = {

@@ -12,8 +12,8 @@ from rich.console import Console
 from wima.cli.tables import runs_table
 from wima.core.errors import UsageError
 from wima.core.statistics import LAST
-from wima.report.summary import summarize
-from wima.runs.folder import ending, read_run, run_folders
+from wima.runs.folder import run_folders
+from wima.runs.run import ending, read_run, summarize
 from wima.runs.settings import load_settings
 from wima.storage.reading import BLOCK, complete_lines, last_lines
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.interrupted import killed_after, outcome
 from wima.runs.build import build_task
-from wima.runs.folder import read_run
 from wima.runs.own_code import is_own, split
+from wima.runs.run import read_run
 from wima.runs.settings import load_settings, make_settings
 
 FILE = """

@@ -13,9 +13,9 @@ from rich.console import Console
 from tests.helpers.reports import curves
 from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
-from wima.runs.folder import Run, read_run
 from wima.runs.launch import ProgressDisplay
 from wima.runs.record import RECORDS, Curves
+from wima.runs.run import Run, read_run
 from wima.runs.settings import load_settings, presets
 from wima.simulation.simulate import Record
 

@@ -28,8 +28,8 @@ from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
 from wima.runs import identity
 from wima.runs.build import build
-from wima.runs.folder import Run, read_run
 from wima.runs.launch import COPY, FOLDER, RECORDS, launch, resume
+from wima.runs.run import Run, read_run
 from wima.simulation.task import data_checksum
 from wima.storage import manifests
 from wima.storage.lock import Lock

@@ -12,8 +12,8 @@ from torch import nn
 import wima
 from tests.helpers.unequal import OPTIONS, task_of
 from wima.core.statistics import last_rounds
-from wima.runs.folder import read_run as read_folder
 from wima.runs.launch import launch
+from wima.runs.run import read_run as read_folder
 from wima.runs.settings import load_settings
 
 AVERAGERS = [wima.WIMA(3), wima.WIMA("auto")]
@@ -177,7 +177,7 @@ def test_an_interrupted_run_is_resumed_by_the_same_call_and_by_nothing_else(tmp_
 
 def stopping(after: int):
     """The usual cohorts, with Ctrl-C in a round."""
-    from wima.simulation.cohorts import uniform_cohorts
+    from wima.simulation.options import uniform_cohorts
 
     usual = uniform_cohorts(task_of().data.num_clients, OPTIONS["clients_per_round"])
 

@@ -22,12 +22,11 @@ from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
 from wima.data.sets.digits import digits
 from wima.models import MLP
-from wima.report.summary import summarize
 from wima.runs.folder import create_folder, free_path, write_status
 from wima.runs.record import RecordFiles, as_line
-from wima.runs.run import read_run
+from wima.runs.run import read_run, summarize
 from wima.runs.settings import make_settings
-from wima.simulation.measures.metrics import TaskMetrics
+from wima.simulation.measures.base import TaskMetrics
 from wima.simulation.simulate import Record, Simulation
 
 ROUNDS = 6

@@ -15,7 +15,8 @@ import pytest
 
 from tests.helpers import commands
 from tests.helpers.waiting import rounds_recorded, wait_for
-from wima.runs.folder import FOLDER, read_run
+from wima.runs.folder import FOLDER
+from wima.runs.run import read_run
 from wima.storage import manifests
 from wima.storage.segments import Segments
 

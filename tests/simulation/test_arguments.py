@@ -9,7 +9,7 @@ import wima
 from tests.helpers.unequal import OPTIONS, task_of
 from wima import algorithms, averaging
 from wima.algorithms import server_opt
-from wima.simulation import privacy, schedules
+from wima.simulation import options as schedules, privacy
 
 REGISTRIES = {
     "algorithm": algorithms.BY_NAME,

@@ -13,12 +13,12 @@ from tests.helpers.interrupted import outcome
 from wima.algorithms.traffic import traffic
 from wima.core.errors import UsageError
 from wima.core.statistics import summary
-from wima.data.batches import batches
 from wima.data.federated import hold_out
 from wima.data.sets.digits import digits
 from wima.runs.launch import launch, resume
 from wima.runs.record import as_line, checked, from_line
 from wima.runs.settings import load_settings
+from wima.simulation.local import batches
 from wima.simulation.measures.calibration import BINS
 
 CLIENTS, ROUNDS = 12, 4

@@ -75,7 +75,7 @@ def test_measures_in_settings(cli, tmp_path):
 
 
 class Silent(wima.Measure):
-    def part(self, examples):
+    def part(self, output, y):
         return 0
 
     def combine(self, parts):
@@ -96,8 +96,8 @@ class Text(Silent):
 class Fails(Silent):
     better = {"fails": "lower"}  # noqa: RUF012
 
-    def part(self, examples):
-        return examples.output[:, 5]
+    def part(self, output, y):
+        return output[:, 5]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from wima.core.errors import UsageError
 from wima.core.randomness import rng
 from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings
-from wima.simulation.cohorts import poisson_cohorts
+from wima.simulation.options import poisson_cohorts
 from wima.simulation.privacy import COUNT_NOISE, Gaussian, Ledger, Sampling
 
 dp = pytest.importorskip("dp_accounting", reason="extra [privacy] is not installed")

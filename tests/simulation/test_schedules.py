@@ -12,7 +12,7 @@ import wima
 from tests.helpers import pseudocode
 from tests.helpers.toys import quadratics
 from wima import Constant, Cosine, Cyclic, Exponential, UsageError
-from wima.simulation.schedules import BY_NAME
+from wima.simulation.options import BY_NAME
 
 ROUNDS, LR = 12, 0.3
 random = np.random.default_rng(4)

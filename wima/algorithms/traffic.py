@@ -18,10 +18,6 @@ class Traffic(NamedTuple):
     down: int
     up: int
 
-    def of_round(self, asked: int, answered: int) -> dict[str, int]:
-        """What the clients of a round receive and send."""
-        return {"down": asked * self.down, "up": answered * self.up}
-
 
 def traffic(algorithm: Algorithm) -> Traffic:
     """Down: w and the part of the server's state that clients read.  Up: the update and extras.

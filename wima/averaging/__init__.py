@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from wima.averaging.averages import Averages as Averages, Last as Last, named as named
-from wima.averaging.base import Averager as Averager
+from wima.averaging.base import (
+    Averager as Averager,
+    Averages as Averages,
+    Last as Last,
+    named as named,
+)
 from wima.averaging.ema import EMA as EMA, PowerEMA as PowerEMA
 from wima.averaging.lawa import LAWA as LAWA
 from wima.averaging.swa import SWA as SWA

@@ -6,11 +6,18 @@ An averager is a frozen dataclass with `init`, `update` and `value`.  If it need
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from wima.core.errors import check
+import torch
+from torch import Tensor
+
+from wima.core.errors import UsageError, check
 from wima.core.vector import PARTS, Vector
-from wima.storage.states import size
+from wima.storage.ring import Ring
+from wima.storage.segments import Segments
+from wima.storage.states import Json, decode, encode, size
 
 AverageState: TypeAlias = Any
 
@@ -108,3 +115,113 @@ class Averager:
     def value(self, state: AverageState) -> Vector:
         """The average, as a vector of the models' dtype."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Last(Averager):
+    """The newest global model itself; the column "plain" of every run.
+
+    Examples:
+        >>> import torch, wima
+        >>> from wima.averaging import Averages
+        >>> averages = Averages({"mean": wima.Last()}, w=torch.zeros(1))
+        >>> for value in (1.0, 2.0, 4.0):
+        ...     averages.update(torch.tensor([value]))
+        >>> averages.vectors()["mean"]  # the newest
+        tensor([4.])
+    """
+
+    def _label(self) -> str:
+        return "plain"
+
+    def init(self, w: Vector) -> Vector:
+        return w
+
+    def update(self, state: Vector, w: Vector, past: Past) -> Vector:
+        return w
+
+    def value(self, state: Vector) -> Vector:
+        return state
+
+
+class Averages:
+    """Feeds every model to every averager; `vectors()` are the models to evaluate, by name.
+
+    The newest model is always included, as "plain".  ring: how past models are kept, see `Ring`.
+    """
+
+    def __init__(
+        self,
+        averagers: Mapping[str, Averager],
+        w: Vector,
+        mask: Callable[[str], Tensor] | None = None,
+        **ring: Any,
+    ) -> None:
+        check("plain" not in averagers, "'plain' is reserved for the model without averaging.")
+        self.averagers = {"plain": Last(), **averagers}
+        parts = {a.part for a in averagers.values()} - {"all"}
+        if parts and mask is None:
+            raise UsageError(f"part={parts.pop()!r} needs a model whose layers are known.")
+        self._masks = {part: mask(part).to(w.device) for part in parts} if mask else {}
+        self._rules = {name: averager.rule() for name, averager in self.averagers.items()}
+        self.states = {name: rule.init(w) for name, rule in self._rules.items()}
+        self.ring = Ring(max(rule.history for rule in self._rules.values()), w, **ring)
+
+    def update(self, w: Vector, gradient: Vector | None = None) -> None:
+        """Take in the next model; w is never changed, and kept only as "plain".
+
+        gradient: the sum of the clients' own gradients in the round that produced w, for averagers
+        that need it; see `Averager.use_gradient`.
+        """
+        for name, rule in self._rules.items():
+            if rule.needs_gradient and gradient is not None:
+                self.states[name] = rule.use_gradient(self.states[name], gradient)
+            self.states[name] = rule.update(self.states[name], w, self.ring)
+        self.ring.push(w)
+
+    def encode(self, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
+        """The averagers' states as JSON; adds their tensors and rings to the dicts."""
+        rings["past"] = self.ring
+        return {
+            name: encode(s, f"average {name}", tensors, rings) for name, s in self.states.items()
+        }
+
+    def load(
+        self, saved: Mapping[str, Any], store: Segments, tensor: Callable[[str], Tensor]
+    ) -> None:
+        """Restore what `encode` and `manifests.save` wrote; tensor: name -> stored tensor."""
+        rings: dict[str, Ring] = {}
+        self.encode({}, rings)  # finds the rings of averagers
+        for name, ring in rings.items():
+            ring.load(store, saved["rings"][name]["segments"], saved["rings"][name]["count"])
+        for name, like in self.states.items():
+            self.states[name] = decode(saved["averages"][name], like, tensor, rings)
+
+    def vector(self, name: str) -> Vector:
+        """The named model."""
+        value, part = self._rules[name].value(self.states[name]), self.averagers[name].part
+        if part == "all":
+            return value
+        return torch.where(self._masks[part], value, self.states["plain"])
+
+    def used(self) -> dict[str, int]:
+        """The number of models in each average whose name does not say it."""
+        windows = {name: rule.used(self.states[name]) for name, rule in self._rules.items()}
+        return {name: window for name, window in windows.items() if window is not None}
+
+    def vectors(self) -> dict[str, Vector]:
+        """All models by name."""
+        return {name: self.vector(name) for name in self.averagers}
+
+
+def named(
+    averagers: Averager | Sequence[Averager] | Mapping[str, Averager],
+) -> dict[str, Averager]:
+    """One or several averagers by the name of their column; names must be unique."""
+    if isinstance(averagers, Mapping):
+        return dict(averagers)
+    averagers = [averagers] if isinstance(averagers, Averager) else averagers
+    names = [a.name for a in averagers]
+    twice = {name for name in names if names.count(name) > 1}
+    check(not twice, f"Two averagers are called {', '.join(sorted(twice))}; give them as a dict.")
+    return dict(zip(names, averagers, strict=True))

@@ -42,6 +42,7 @@ def compare(
     """Compare methods over seeds: paired differences to a baseline, with intervals."""
     from rich.console import Console
 
+    from wima.core.measure import Measure, check_measure
     from wima.report.compare import (
         caption,
         check_out,
@@ -49,7 +50,6 @@ def compare(
         warnings,
         write_comparison,
     )
-    from wima.report.measure import Measure, check_measure
 
     measure = Measure(metric, last, target)
     check_measure(measure)

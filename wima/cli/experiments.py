@@ -223,8 +223,8 @@ def tune(
     out: Annotated[Path, typer.Option(help="The folder for the runs.")] = Path("runs/tune"),
 ) -> None:
     """Find the best settings: wima tune digits --grid lr=0.1,0.05 or --space lr=0.01..1:log"""
+    from wima.core.measure import Measure
     from wima.experiments.grid import expand_grid, parse_seeds
-    from wima.report.measure import Measure
 
     check(not (grid and space), "Use --grid or --space, not both.")
     check(bool(space) or trials is None, "--trials is for --space; a grid has a trial per point.")
@@ -265,8 +265,8 @@ def _show_trials(sheet: Sheet, jobs: list[Job], folder: Path, objective: Objecti
     from rich.console import Console
     from rich.table import Table
 
+    from wima.core.measure import Measure
     from wima.experiments.tune import OVER, best_of, results, write_best
-    from wima.report.measure import Measure
 
     trials, measure = list(results(sheet, folder, objective)), Measure(objective.metric)
     span = f"mean over the last {sheet.last} rounds and over seeds"

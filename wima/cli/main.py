@@ -139,7 +139,7 @@ def report(
     force: Annotated[bool, typer.Option(help="Replace an earlier report.")] = False,
 ) -> None:
     """Write tables, figures and a web page of runs, next to the paper's numbers if it has any."""
-    from wima.report.measure import Measure
+    from wima.core.measure import Measure
     from wima.report.write import write_report
 
     done = write_report(paths, out, Measure(metric, last, target), force, notes)

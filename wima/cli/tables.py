@@ -12,14 +12,16 @@ from rich.table import Table
 from wima.core.errors import UsageError, check
 from wima.core.statistics import LAST
 from wima.core.text import cell, echo
-from wima.runs.folder import Ending, Run, ending, read_run, rows_of, run_folders, state_of
+from wima.runs.folder import run_folders
+from wima.runs.record import rows_of
+from wima.runs.run import Ending, Run, ending, read_run, state_of, summarize
 
 SCORED = f"test accuracy %, mean over the last {LAST} rounds (short runs: the last quarter)"
 
 
 def show(run: Run, path: Path) -> None:
     """Print the table of a finished run, and plot its curves into its folder."""
-    from wima.report.summary import draw_curves, summarize  # here: `wima runs` needs no numpy
+    from wima.runs.summary import draw_curves  # here: `wima runs` needs no numpy
 
     draw_curves(run, path / "curves.png")
     Console().print(summarize(run))

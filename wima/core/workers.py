@@ -110,12 +110,13 @@ class Worker:
         """Take the complete messages out of what was read."""
         while (newline := self._unread.find(b"\n")) >= 0:
             header = json.loads(self._unread[:newline])
-            start, parts = newline + 1, []
-            for size in header.pop("parts", ()):
+            sizes, start = header.pop("parts", ()), newline + 1
+            if start + sum(sizes) > len(self._unread):
+                return  # before any copy: large parts arrive in many pieces
+            parts = []
+            for size in sizes:
                 parts.append(bytes(self._unread[start : start + size]))
                 start += size
-            if start > len(self._unread):
-                return
             del self._unread[:start]
             yield Message(header, parts)
 

@@ -22,8 +22,7 @@ from rich.progress import DownloadColumn
 
 from wima.core.errors import UsageError, check
 from wima.core.progress import progress_bar
-from wima.data.federated import Array, check_labels, numbered
-from wima.data.mapped import open_mapped
+from wima.data.federated import Array, check_labels, numbered, open_mapped
 from wima.data.transform import Transform
 from wima.storage.files import digest, written
 from wima.storage.reading import read_text

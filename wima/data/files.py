@@ -13,8 +13,15 @@ import numpy as np
 
 from wima.core.errors import UsageError, check
 from wima.core.machine import memory_available
-from wima.data.federated import Array, Bundle, FederatedData, as_names, check_labels, numbered
-from wima.data.mapped import open_mapped
+from wima.data.federated import (
+    Array,
+    Bundle,
+    FederatedData,
+    as_names,
+    check_labels,
+    numbered,
+    open_mapped,
+)
 
 NEEDED = ("x", "y", "client", "x_test", "y_test")
 OPTIONAL = ("classes", "num_clients")  # scalars

@@ -309,6 +309,8 @@ def _from_numpy(file: Path, key: str) -> Ids:
             known = ", ".join(content)
             check(key in content, f"{file}: name the array, as in {file}:KEY; it has {known:.200}.")
             content = content[key]
+    if not isinstance(content, np.ndarray):
+        raise ValueError("not an array")
     check(content.dtype.kind in "iu", f"{file}: clients must be integers, got {content.dtype}.")
     clients: Ids = content.astype(np.int64)
     return clients

@@ -1,16 +1,27 @@
-"""Arrays in NumPy's format that come from other machines."""
+"""Arrays and states as Flower records: NumPy's format for arrays, JSON for the rest; no pickle."""
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-from flwr.app import Array
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from numpy.lib import format as npy
+from torch import Tensor
+
+from wima.algorithms.base import State
+from wima.core.vector import Vector
+from wima.storage.states import decode, encode
 
 NDArray: TypeAlias = np.ndarray[Any, Any]
+Arrays: TypeAlias = dict[str, NDArray]
+log = logging.getLogger("flwr")  # the logger that Flower itself uses
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -37,3 +48,48 @@ def from_bytes(data: bytes) -> NDArray:
     if min(shape, default=0) < 0 or needed != sent:
         raise ValueError(f"expected {needed} bytes for {dtype} of shape {shape!s:.100}, got {sent}")
     return np.load(BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
+
+
+def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Named tensors as a record."""
+    return ArrayRecord({name: tensor.detach().cpu() for name, tensor in tensors.items()})
+
+
+def to_tensors(arrays: ArrayRecord) -> dict[str, Tensor]:
+    """The tensors of a record."""
+    return {name: torch.from_numpy(to_numpy(array)) for name, array in arrays.items()}
+
+
+def pack(state: State) -> tuple[ArrayRecord, str]:
+    """A state as its tensors and a JSON string."""
+    tensors: dict[str, Tensor] = {}
+    structure = encode(state, "state", tensors, {})
+    return to_arrays(tensors), json.dumps(structure)
+
+
+def unpack(arrays: ArrayRecord, text: str, like: State) -> State:
+    """The state that `pack` packed; `like` is a state of the same type."""
+    return decode(json.loads(text), like, to_tensors(arrays).__getitem__, {})
+
+
+def entry(config: ConfigRecord, key: str, kind: type) -> Any:
+    """A value of a record, of the expected type."""
+    value = config[key]
+    if type(value) is not kind:
+        raise TypeError(f"{key} must be {kind.__name__}, got {value!r:.60}")
+    return value
+
+
+def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    """Name -> shape."""
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def flatten(
+    arrays: Arrays, names: Iterable[str], dtype: torch.dtype, out: Vector | None = None
+) -> Vector:
+    """The named arrays, concatenated; written to `out` if it is given."""
+    parts = [arrays[name].ravel() for name in names]
+    w = torch.empty(sum(map(len, parts)), dtype=dtype) if out is None else out
+    np.concatenate(parts, out=w.numpy(), casting="unsafe")
+    return w

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wima.core.errors import UsageError, check, unknown
+from wima.core.measure import PLAIN, Measure, megabytes
 from wima.core.statistics import RISK, last_rounds
 from wima.core.version import __version__
 from wima.experiments.sheet import own_sheet
 from wima.report.figures import draw_comparison
 from wima.report.frame import COMPARED, Data, Omitted, Source, gather
-from wima.report.measure import PLAIN, Measure, megabytes
 from wima.report.names import Method, also_differ, by_size, methods_of
 from wima.report.table import Entry, Grid, Member, Place, Table, entry_of, member, with_gains
 from wima.report.text import (

@@ -1,4 +1,4 @@
-"""All pictures: curves of tables and runs, panels of sections, the opening, comparisons.
+"""All pictures of reports: curves of tables, panels of sections, the opening, comparisons.
 
 Plain models are thin and solid, averages thick and mostly dashed.  Several seeds are shown as their
 mean with a band; rounds that were seldom evaluated as points on a thin line.
@@ -12,18 +12,17 @@ from functools import reduce
 from math import isfinite, isnan
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wima.core.measure import PLAIN, Measure
 from wima.core.text import printable
-from wima.report.measure import PLAIN, Measure
+from wima.report.sections import Picture
 from wima.report.statistics import Curve, Floats, thinned
-
-if TYPE_CHECKING:  # the figure of a single run needs no tables
-    from wima.report.sections import Picture
-    from wima.report.table import Entry, Member, Table
+from wima.report.table import Entry, Member, Table
+from wima.runs.summary import axes_of, draw_curve, sparse_until
 
 # As distinct as twelve colours can be, also for colour-blind readers; the page uses the same.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3399cc"]
@@ -31,12 +30,10 @@ COLOURS += ["#b2182b", "#4b3fa7", "#6b7a1e", "#8c564b", "#117777", "#666666"]
 DASHES: list[Any] = ["--", ":", "-.", (0, (8, 2, 2, 2, 2, 2)), (0, (1, 3))]  # of averages
 IN_PAPERS: list[Any] = ["-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5))]  # the same, small
 POINTS = 2000  # per curve; more than a figure can show
-MARKED = 80  # up to this many evaluations are shown as points, more as a line
 ACROSS = 4  # panels per row
 PANELS = 24  # of a section
 LABELS = 60  # of a legend; more would leave no room for the curves
 PAPER = "paper: "
-STRIP = "models in\nthe window"  # below curves, for windows that are chosen automatically
 
 # A comparison is made for a paper of two columns: its width is that of the text.
 WIDTH, ROWS, EARLY, LONGEST, SHORT = 7.0, 24, 0.2, 38, 16
@@ -91,32 +88,6 @@ def band_of(members: Sequence[Member], least: int = 2) -> Band | None:
     return Band(rounds, values, [member.seed for member in own]) if len(rounds) else None
 
 
-def sparse_until(rounds: NDArray[np.int64]) -> int:
-    """The round up to which some rounds were not evaluated; 0 if every round was.
-
-    Many evaluations at equal distances are drawn as an ordinary line, so they also give 0.
-    """
-    gaps = np.flatnonzero(np.diff(rounds) > 1)
-    if not len(gaps) or (gaps[-1] + 2 == len(rounds) > MARKED):
-        return 0
-    return int(rounds[gaps[-1] + 1])
-
-
-def draw_curve(axes: Any, curve: Curve, until: int, label: str | None, **style: Any) -> Any:
-    """A line; up to round `until`, it is thin, with points at the evaluations."""
-    early, dense = curve.rounds <= until, curve.rounds >= until
-    lines = []
-    if early.any():
-        thin = {**style, "linewidth": 0.5 * style["linewidth"]}
-        if early.sum() <= MARKED:
-            thin |= {"marker": "o", "markersize": 2 + style["linewidth"]}
-        lines += axes.plot(curve.rounds[early], curve.values[early], **thin)
-    if dense.sum() > 1 or not lines:
-        lines += axes.plot(curve.rounds[dense], curve.values[dense], **style)
-    lines[-1].set_label(label)
-    return lines[-1]
-
-
 def _seed_curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
     """The mean and range of the finished seeds as a line with a band; the others as lines."""
     band = band_of(entry.members)
@@ -127,27 +98,6 @@ def _seed_curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iter
     for member in entry.members:
         if member.curve is not None and not (band and member.seed in band.seeds):
             yield Curve(member.curve.rounds, measure.factor * member.curve.values)
-
-
-def _axes_of(figure: Any, windows: Iterable[Iterable[float]]) -> tuple[Any, Any]:
-    """The axes of the curves, and those of the windows below them, or None without windows."""
-    from matplotlib.ticker import LogLocator
-
-    longest = max(map(max, windows), default=0)
-    if not longest:
-        axes = figure.add_subplot()
-        axes.set_xlabel("round")
-        return axes, None
-    figure.set_figheight(figure.get_figheight() + 1)
-    axes, strip = figure.subplots(2, sharex=True, height_ratios=(1, 0.26))
-    strip.set_yscale("log")
-    strip.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if longest <= 100 else (1,)))
-    strip.yaxis.set_major_formatter("{x:g}")
-    strip.yaxis.set_minor_formatter("")
-    strip.set_ylabel(STRIP, fontsize="small")
-    strip.set_xlabel("round")
-    strip.grid(alpha=0.3)
-    return axes, strip
 
 
 def _panels(figure: Any, across: int, count: int) -> Any:
@@ -174,49 +124,6 @@ def _legend(figure: Any, panels: Iterable[Any], last: str = "", **place: Any) ->
 def _valid(text: str) -> str:
     """Text without characters that are invalid in SVG."""
     return "".join(char if char.isprintable() else "?" for char in text)
-
-
-# One run
-
-
-class Drawn(Protocol):
-    """Metrics over rounds: a run, or its result."""
-
-    @property
-    def models(self) -> list[str]: ...
-
-    @property
-    def windows(self) -> Any: ...
-
-    def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]: ...
-
-
-def axes_for(curves: Drawn, figure: Any) -> tuple[Any, Any]:
-    """The axes of the curves, and those of the windows, or None if no window varies."""
-    return _axes_of(figure, (counts for _, counts in curves.windows.values()))
-
-
-def draw(curves: Drawn, axes: Any, strip: Any | None, title: str, metric: str) -> None:
-    """Draw the curves, plain solid and averages dashed; strip: axes for windows that vary."""
-
-    def text(name: str) -> str:
-        return printable(name).replace("$", r"\$")  # no formula
-
-    for model in curves.models:
-        rounds, values = curves.curve(model, metric)
-        curve = Curve(np.array(rounds), np.array(values))
-        style = {"ls": "-", "linewidth": 0.9} if model == PLAIN else {"ls": "--", "linewidth": 2.0}
-        line = draw_curve(axes, curve, sparse_until(curve.rounds), text(model), **style)
-        if strip is not None and model in curves.windows:
-            strip.plot(*curves.windows[model], color=line.get_color(), linewidth=1.0)
-    values = curves.curve(PLAIN, metric)[1]
-    if metric == "accuracy" and values:
-        axes.set_ylim(max(0.0, float(np.nanpercentile(values, 10)) - 0.05), 1.0)
-    axes.set_title(text(title))
-    axes.set_ylabel(text(f"test {metric}"))
-    axes.grid(alpha=0.3)
-    if curves.models:
-        axes.legend(loc="lower right")
 
 
 # Tables
@@ -249,7 +156,7 @@ def table_figure(table: Table, column: str, measure: Measure) -> Any:
     entries = _with_curves(table, column)
     windows = [m.window.values for entry in entries for m in entry.members if m.window]
     figure = Figure(figsize=(9, 6), layout="constrained")
-    axes, strip = _axes_of(figure, windows)
+    axes, strip = axes_of(figure, windows)
     for entry in entries:
         tone = rows.index(entry.row) if len(rows) > 1 else headings.index(entry.heading)
         colour = COLOURS[tone % len(COLOURS)]

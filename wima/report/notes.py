@@ -8,9 +8,9 @@ from functools import cache
 from math import isnan
 from typing import Any
 
+from wima.core.measure import PLAIN, Measure
 from wima.core.statistics import LEAST, RISK
 from wima.experiments.plan import scales
-from wima.report.measure import PLAIN, Measure
 from wima.report.table import Table, common_seeds
 from wima.runs.settings import NOT_IN_RESULTS, Settings, change, make_settings, presets, read_table
 

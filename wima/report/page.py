@@ -19,9 +19,9 @@ from jinja2 import Environment, FileSystemLoader
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from wima.report.figures import PANELS, Band, band_of, sparse_until
+from wima.core.measure import Measure, megabytes
+from wima.report.figures import PANELS, Band, band_of
 from wima.report.frame import Omitted, Source
-from wima.report.measure import Measure, megabytes
 from wima.report.names import proper
 from wima.report.notes import bytes_notes, gain_notes, settings_notes
 from wima.report.paper_page import (
@@ -37,6 +37,7 @@ from wima.report.paper_page import (
 from wima.report.sections import below
 from wima.report.statistics import Curve, thinned
 from wima.report.table import Entry, Table, common_seeds
+from wima.runs.summary import sparse_until
 
 FOLDER = Path(__file__).parent / "web"
 SCRIPTS = (

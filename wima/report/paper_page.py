@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from wima.core.measure import PLAIN, Measure
 from wima.core.statistics import RISK, holm
 from wima.experiments.plan import scales
 from wima.report.figures import Pair, opening_figure, save
 from wima.report.frame import Omitted
-from wima.report.measure import PLAIN, Measure
 from wima.report.names import proper
 from wima.report.notes import gain_notes, notes
 from wima.report.statistics import Interval

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wima.core.measure import PLAIN, Measure
 from wima.report.frame import CALIBRATION, LEVELS
-from wima.report.measure import PLAIN, Measure
 from wima.report.notes import holm_note
 from wima.report.statistics import Interval, corrected, gain_over_seeds, late
 from wima.report.table import Entry, Grid, Member, Table, places

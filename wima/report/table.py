@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wima.core.measure import PLAIN, Measure, megabytes
 from wima.core.statistics import last_rounds
 from wima.experiments.printed import Printed, printed
 from wima.experiments.sheet import Sheet, own_sheet
 from wima.report.frame import Data, Omitted, Source
-from wima.report.measure import PLAIN, Measure, megabytes
 from wima.report.names import group_facts, group_names
 from wima.report.statistics import (
     Curve,
@@ -244,7 +244,7 @@ def member(
         return Member(seed, model, run)
     numbers = score(curve, run.done, last, measure.target, measure.sign)
     sent = data.curves.get((run.number, "", "bytes"))
-    reached = sent.values[sent.rounds == numbers.reached] if sent and numbers.reached else None
+    there = sent.values[sent.rounds == numbers.reached] if sent else []
     return Member(
         seed=seed,
         model=model,
@@ -252,7 +252,7 @@ def member(
         curve=curve,
         window=data.curves.get((run.number, model, "window")),
         score=numbers,
-        sent=None if reached is None or not len(reached) else int(reached[0]),
+        sent=int(there[0]) if len(there) else None,
     )
 
 

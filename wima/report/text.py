@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isnan
 from typing import Any
 
+from wima.core.measure import Measure
 from wima.core.text import in_spreadsheet
-from wima.report.measure import Measure
 from wima.report.names import proper
 from wima.report.notes import bytes_notes, level_note, notes
 from wima.report.sections import Section, below

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wima.core.errors import UsageError
+from wima.core.measure import Measure, check_measure
 from wima.core.text import command_line
 from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
 from wima.report.figures import draw_picture, draw_table
 from wima.report.frame import MARKER, Data, Omitted, gather
-from wima.report.measure import Measure, check_measure
 from wima.report.page import page
 from wima.report.paper_page import (
     Notes,

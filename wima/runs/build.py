@@ -17,19 +17,17 @@ from wima.averaging import Averager, Last, named
 from wima.core.checks import check_range
 from wima.core.errors import check
 from wima.core.machine import memory_available
-from wima.data.batches import LocalSGD
 from wima.data.federated import Bundle
 from wima.data.load import load
 from wima.data.sets import REMARKS, check_name
 from wima.runs.folder import SNAPSHOTS
 from wima.runs.own_code import IN_PYTHON, OWN, is_own, own_data, own_thing
 from wima.runs.settings import Settings
-from wima.simulation import privacy, schedules
+from wima.simulation import options as schedules, privacy
 from wima.simulation.clients import OVERHEAD
-from wima.simulation.faults import Faults
 from wima.simulation.measures import finetune as exams
-from wima.simulation.objectives import objective
-from wima.simulation.options import RunOptions
+from wima.simulation.measures.base import objective
+from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.simulation.simulate import Simulation, simulate
 from wima.simulation.task import Task, make_task
 from wima.storage.ring import BLOCK

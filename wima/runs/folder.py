@@ -15,13 +15,19 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
+import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from wima.core.errors import UsageError, check
-from wima.runs.identity import environment
+from wima.core.machine import processor
+from wima.core.text import typed_command
+from wima.core.version import __version__
 from wima.runs.own_code import IN_PYTHON, OWN, label
 from wima.runs.record import RECORDS, TIMES, keep
 from wima.runs.settings import Settings
@@ -147,16 +153,42 @@ def run_folders(folder: Path) -> Iterator[Path]:
         below[:] = sorted(name for name in below if inside and not name.startswith("."))
 
 
-# Moved to `runs/run.py`.
-from wima.runs.run import (  # noqa: E402
-    MALFORMED as MALFORMED,
-    Ending as Ending,
-    Row as Row,
-    Run as Run,
-    ending as ending,
-    is_intact as is_intact,
-    read_run as read_run,
-    rows_of as rows_of,
-    seconds_of as seconds_of,
-    state_of as state_of,
-)
+def environment() -> dict[str, Any]:
+    """What results depend on besides the settings."""
+    import torch  # imported here: reading run folders does not need it
+
+    packages = {name: version(name) for name in ("torch", "numpy", "safetensors")}
+    return {
+        "wima": __version__,
+        "code": _commit(),
+        "python": platform.python_version(),
+        **packages,
+        "platform": platform.platform(),
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # used by torch
+        "cores": os.cpu_count(),
+        "command": typed_command(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the code, if it is a git checkout; a + marks uncommitted changes."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--dirty=+",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

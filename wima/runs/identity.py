@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wima.core.errors import UsageError, check
-from wima.core.machine import processor
-from wima.core.text import typed_command
-from wima.core.version import __version__
 from wima.data.sets import REMARKS
+from wima.runs.folder import environment
 from wima.runs.own_code import is_own, source
 from wima.runs.settings import CHANGEABLE, CHOICES, Settings, change_settings
 from wima.simulation.engines import EXACT
@@ -102,44 +94,3 @@ def settings_to_resume(run: Run, changes: Sequence[str]) -> Settings:
 def arithmetic(engine: str) -> str:
     """A key that is the same for engines that give the same bytes."""
     return "exact" if engine in EXACT else engine
-
-
-def environment() -> dict[str, Any]:
-    """What results depend on besides the settings."""
-    import torch  # imported here: reading run folders does not need it
-
-    packages = {name: version(name) for name in ("torch", "numpy", "safetensors")}
-    return {
-        "wima": __version__,
-        "code": _commit(),
-        "python": platform.python_version(),
-        **packages,
-        "platform": platform.platform(),
-        "processor": processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),  # used by torch
-        "cores": os.cpu_count(),
-        "command": typed_command(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _commit() -> str | None:
-    """The commit of the code, if it is a git checkout; a + marks uncommitted changes."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    command = [
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(root),
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--dirty=+",
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

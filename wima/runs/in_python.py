@@ -15,22 +15,18 @@ from wima.algorithms.fedavg import FedAvg
 from wima.algorithms.server_opt import ServerOpt
 from wima.averaging import Averager, named
 from wima.core.errors import check
-from wima.data.batches import LocalSGD
-from wima.report.summary import draw_curves
 from wima.runs.launch import MakeDisplay, NoProgress, ProgressDisplay, launch, resume as resume_run
 from wima.runs.own_code import OWN
 from wima.runs.run import Models, Run, read_run, state_of, title
 from wima.runs.settings import Choice, Settings, make_settings
-from wima.simulation import privacy as privacies, schedules
-from wima.simulation.cohorts import Cohorts
+from wima.runs.summary import draw_curves
+from wima.simulation import options as schedules, privacy as privacies
 from wima.simulation.engines.auto import MakeEngine
-from wima.simulation.faults import Faults
 from wima.simulation.measures import finetune as fine_tuning
 from wima.simulation.measures.base import Measure
 from wima.simulation.measures.finetune import FineTune
-from wima.simulation.options import RunOptions, Weighting
+from wima.simulation.options import Cohorts, Faults, LocalSGD, RunOptions, Schedule, Weighting
 from wima.simulation.privacy import Gaussian
-from wima.simulation.schedules import Schedule
 from wima.simulation.simulate import check_names, check_parts, options_of, simulate
 from wima.simulation.task import Task
 from wima.storage.segments import Storage

@@ -78,7 +78,9 @@ class ProgressDisplay:
 
     def __init__(self, rounds: int, done: int = 0, console: Console | None = None) -> None:
         self.rounds, self._done, self.console = rounds, done, console or Console()
-        self._begin, self._latest, self._lines = time.perf_counter(), "", max(1, rounds // 10)
+        self._begin, self._lines = time.perf_counter(), max(1, rounds // 10)
+        self._latest: Record | None = None  # with metrics
+        self._is_live = is_live(self.console)
         self._bar = progress_bar(
             "round {task.completed:.0f}/{task.total:.0f}",
             TextColumn("{task.description}", markup=False),
@@ -97,16 +99,20 @@ class ProgressDisplay:
     def update(self, record: Record) -> None:
         """Show a finished round."""
         if record.metrics:
-            self._latest = printable(_describe(record))
+            self._latest = record
+        last = record.t == self.rounds
+        if not self._is_live and record.t % self._lines and not last:
+            return
+        latest = printable(_describe(self._latest)) if self._latest else ""
         seconds = time.perf_counter() - self._begin
         rounds_run = record.t - self._done
         pace = f"{rounds_run / max(seconds, 1e-9):.1f} rounds/s"
-        self._bar.update(self._task, completed=record.t, description=self._latest, pace=pace)
-        last = record.t == self.rounds
-        if not is_live(self.console) and (record.t % self._lines == 0 or last):
-            left = seconds / rounds_run * (self.rounds - record.t)
-            line = f"round {record.t}/{self.rounds}  {self._latest}  {pace}  {left:.0f} s left"
-            self.console.print(cell(line), soft_wrap=True)
+        if self._is_live:
+            self._bar.update(self._task, completed=record.t, description=latest, pace=pace)
+            return
+        left = seconds / rounds_run * (self.rounds - record.t)
+        line = f"round {record.t}/{self.rounds}  {latest}  {pace}  {left:.0f} s left"
+        self.console.print(cell(line), soft_wrap=True)
 
 
 def _describe(record: Record) -> str:
@@ -282,9 +288,11 @@ class Runner:
         simulation = self.simulation
         with self._display(simulation.rounds, simulation.t) as display:
             for record in simulation:
-                self._snapshots.update(record.t, simulation.watch.vector("plain"))
+                if self.settings.snapshots:
+                    self._snapshots.update(record.t, simulation.watch.vector("plain"))
                 self.append(record)  # last: a recorded round has its snapshot
-                self._trackers.record(record)
+                if self.settings.trackers:
+                    self._trackers.record(record)
                 self._show(display, record)
                 if self._stop.signal is not None:
                     self._save()

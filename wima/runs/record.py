@@ -13,8 +13,9 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
-from math import isfinite, nan
+from math import isfinite, nan, sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from wima.core.checks import is_count, is_number
@@ -155,6 +156,27 @@ class Curves(NamedTuple):
             rounds, counts = self.windows[model]
             rounds.append(record["t"])
             counts.append(count)
+
+
+class Row(NamedTuple):
+    """A model's metric over the last rounds of a run."""
+
+    model: str
+    mean: float
+    deviation: float  # over rounds
+    evaluations: int
+    last: int  # rounds
+
+
+def rows_of(curves: Curves, last: int, metric: str = "accuracy") -> list[Row]:
+    """Mean and standard deviation of each model's metric.  curves: of the last rounds."""
+    rows = []
+    for model, metrics in curves.metrics.items():
+        values = metrics[metric][1]
+        mean = fmean(values)
+        deviation = sqrt(fmean((value - mean) ** 2 for value in values))
+        rows.append(Row(model, mean, deviation, evaluations=len(values), last=last))
+    return rows
 
 
 def lines(path: Path) -> Iterator[bytes]:

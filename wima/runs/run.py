@@ -6,10 +6,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from html import escape
-from math import nan, sqrt
+from math import nan
 from os import PathLike
 from pathlib import Path
-from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +16,18 @@ from wima.core.checks import is_count, is_number
 from wima.core.errors import UsageError, check, unknown
 from wima.core.statistics import last_rounds
 from wima.runs.own_code import OWN, label
-from wima.runs.record import RECORDS, TIMES, Counts, Curves, as_line, checked, from_line, lines
+from wima.runs.record import (
+    RECORDS,
+    TIMES,
+    Counts,
+    Curves,
+    Row as Row,
+    as_line,
+    checked,
+    from_line,
+    lines,
+    rows_of as rows_of,
+)
 from wima.runs.settings import Settings, make_settings, read_table
 from wima.storage.files import digest
 from wima.storage.lock import is_running
@@ -28,7 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from wima.core.vector import Vector
-    from wima.report.summary import Summary
+    from wima.runs.summary import Summary
     from wima.simulation.simulate import Record
     from wima.simulation.task import Task
 
@@ -184,7 +194,7 @@ class Run:
 
     def summary(self, metric: str | None = None) -> Summary:
         """Mean and standard deviation of each model over the last rounds, as in wima's tables."""
-        from wima.report.summary import summary_of
+        from wima.runs.summary import summary_of
 
         t = self.t
         last = last_rounds(t)
@@ -198,7 +208,7 @@ class Run:
         """
         import matplotlib.pyplot as plt
 
-        from wima.report.summary import axes_for, draw
+        from wima.runs.summary import axes_for, draw
 
         metric, strip = self._metric(metric), None
         if ax is None:
@@ -264,7 +274,7 @@ class Run:
     def __repr__(self) -> str:
         if not self.metrics:
             return f"Run({self._headline()}; no model was evaluated)"
-        from wima.report.measure import Measure
+        from wima.core.measure import Measure
 
         rows = self.summary()
         measure = Measure(rows.metric)
@@ -398,25 +408,12 @@ def ending(run: Run) -> Ending:
         ) from None
 
 
-class Row(NamedTuple):
-    """A model's metric over the last rounds of a run."""
+def summarize(run: Run, metric: str = "accuracy") -> Summary:
+    """Mean and standard deviation of each model's metric over the run's last rounds."""
+    from wima.runs.summary import summary_of
 
-    model: str
-    mean: float
-    deviation: float  # over rounds
-    evaluations: int
-    last: int  # rounds
-
-
-def rows_of(curves: Curves, last: int, metric: str = "accuracy") -> list[Row]:
-    """Mean and standard deviation of each model's metric.  curves: of the last rounds."""
-    rows = []
-    for model, metrics in curves.metrics.items():
-        values = metrics[metric][1]
-        mean = fmean(values)
-        deviation = sqrt(fmean((value - mean) ** 2 for value in values))
-        rows.append(Row(model, mean, deviation, evaluations=len(values), last=last))
-    return rows
+    _, last, curves = ending(run)
+    return summary_of(curves, last, metric)
 
 
 def title(algorithm: str, data: str, per_round: int, clients: object) -> str:

@@ -28,12 +28,10 @@ from pydantic import (
 )
 
 from wima.core.errors import Mistakes, UsageError, check, unknown
-from wima.data.local_sgd import LocalSGD
 from wima.runs.mistakes import explain
 from wima.runs.own_code import check_call, find, parameters, split
 from wima.simulation.engines import NAMES as ENGINES
-from wima.simulation.faults import Faults
-from wima.simulation.options import RunOptions
+from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.storage.reading import read_text
 
 PRESETS = Path(__file__).parent / "presets"

@@ -14,10 +14,10 @@ from wima.algorithms.server_opt import SGD
 from wima.core.errors import Diverged, UsageError
 from wima.core.randomness import rng
 from wima.core.vector import Vector, vectors
-from wima.data.batches import Batch
 from wima.data.federated import FederatedData
 from wima.simulation.simulate import Simulation, simulate
 from wima.simulation.task import Task
+from wima.simulation.workspace import Batch
 
 FLAGS = {  # class attributes that engines read
     "full_gradient": get_args(FullGradient),

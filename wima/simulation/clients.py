@@ -72,8 +72,10 @@ class ClientMemory:
 
     def commit(self) -> None:
         """The round succeeded: keep what it wrote."""
+        limited = self._store is not None and self._budget != float("inf")
         for client, state in self._pending.items():
-            self._bytes += size(state) - size(self._states.get(client, ()))
+            if limited:
+                self._bytes += size(state) - size(self._states.get(client, ()))
             self._states[client] = state
             self._unsaved.add(client)
         self._pending.clear()

@@ -1,19 +1,27 @@
-"""Solving one client's local problem: the code that every fast engine runs.
+"""A client's visit: its problem, its mini-batches, and SGD on it; every fast engine runs this code.
 
 Its plain twin is in `reference.py`; tests compare the two bit for bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from wima.algorithms.base import Local, State, Visit
-from wima.core.vector import Vector
-from wima.data.batches import Batch, LocalSGD, batches, everything
+from wima.core.errors import RunError, UsageError
+from wima.core.randomness import rng
+from wima.core.vector import Vector, vectors
+from wima.data.federated import FederatedData, as_tensor, read_rows
+from wima.simulation.options import LocalSGD as LocalSGD
 from wima.simulation.task import Task
+from wima.simulation.workspace import Batch
 
 
 class Problem(NamedTuple):
@@ -54,6 +62,43 @@ def solved(
         path_gradient=path_gradient,
     )
     return visit, end[len(start) :]
+
+
+def batches(
+    data: FederatedData, client: int, sgd: LocalSGD, seed: int, t: int, share: float = 1.0
+) -> Iterator[Batch]:
+    """The mini-batches of a client's visit in round t, or the first share of them."""
+    x, y = tensors(data, client)
+    plan = sgd.plan(len(x), rng("batches", seed, t, client))
+    plan = plan[: shortened(len(plan), share)]
+    # Gathered once, and by torch: it aligns memory in the same way in every process, which keeps
+    # the bits equal.
+    chosen = torch.from_numpy(np.concatenate(plan))
+    sizes = [len(index) for index in plan]
+    pairs = zip(torch.split(x[chosen], sizes), torch.split(y[chosen], sizes), strict=True)
+    for k, (x_k, y_k) in enumerate(pairs):
+        yield Batch(x_k, y_k, (seed, t, client, k))
+
+
+def everything(
+    data: FederatedData, client: int, seed: int, t: int, size: int = 512
+) -> Iterator[Batch]:
+    """All of a client's examples once, in order, in pieces that fit into memory."""
+    x, y = tensors(data, client)
+    for k, start in enumerate(range(0, len(x), size)):
+        piece = slice(start, start + size)
+        yield Batch(x[piece].clone(), y[piece].clone(), (seed, t, client, 2**31 + k))
+
+
+def tensors(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
+    """A client's arrays as torch tensors, without a copy if they are in memory."""
+    x, y = (read_rows(rows) for rows in data.client(client))
+    return as_tensor(x), as_tensor(y)
+
+
+def shortened(steps: int, share: float) -> int:
+    """How many of its steps a client takes."""
+    return max(1, ceil(share * steps)) if share < 1 else steps
 
 
 class Solver:
@@ -208,3 +253,29 @@ def problem_of(
         path_gradient=fields["path_gradient"],
         share=fields["share"],
     )
+
+
+@contextmanager
+def located(t: int, hook: str, client: int | None = None) -> Iterator[None]:
+    """Prefix errors with the round, client and hook in which they happened."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:
+        where = f"round {t}" + ("" if client is None else f", client {client}") + f", {hook}"
+        raise RunError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def untouched(*arguments: Any) -> Iterator[None]:
+    """Raise if a tensor among the arguments is written to inside the block."""
+    # torch has no read-only tensors; it counts in-place writes instead.
+    before = [(tensor, tensor._version) for tensor in vectors(arguments)]
+    yield
+    for tensor, version in before:
+        if tensor._version != version:
+            raise UsageError(
+                "the hook changed one of its arguments in place; hooks must return new vectors "
+                "(write `c = c + d`, not `c += d`)."
+            )

@@ -1,14 +1,29 @@
-"""The options of a run that are plain numbers and names, declared once for Python and settings."""
+"""What a user decides about a run: its options, and what they mean for each round.
+
+Rounds and evaluation (`RunOptions`), local training (`LocalSGD`), clients that fail (`Faults`),
+which clients take part (cohorts), and the learning rate over the rounds (schedules).  Settings use
+all of these, so importing this module loads neither NumPy nor torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, cos, pi
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from wima.core.checks import check_count, check_one_of, check_rate, is_count
-from wima.core.errors import check
+from wima.averaging.swa import Phase, check_start, start_round
+from wima.core.checks import (
+    check_count,
+    check_one_of,
+    check_range,
+    check_rate,
+    check_switch,
+    is_count,
+)
+from wima.core.errors import check, unknown
+from wima.core.randomness import rng
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -70,3 +85,301 @@ class RunOptions:
         """Whether models are evaluated for each client after t rounds."""
         every = self.client_eval_every
         return every > 0 and (t % every == 0 or t == self.rounds)
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD:
+    """How clients train, whatever the algorithm.
+
+    batch_size "full" means all of a client's examples.  A visit has ceil(epochs * N_i / batch_size)
+    steps, or `steps` if given.  last_batch "fill" completes the last batch from a new shuffle, so
+    that all batches have the same size; "short" leaves it short, as PyTorch's loaders do.
+
+    Examples:
+        >>> import wima
+        >>> sgd = wima.LocalSGD(batch_size=4, epochs=2)
+        >>> sgd.count(10)  # steps of a visit to a client with 10 examples: ceil(2 * 10 / 4)
+        5
+    """
+
+    batch_size: int | Literal["full"] = 10
+    epochs: int = 1
+    steps: int | None = None
+    last_batch: Literal["fill", "short"] = "fill"
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip: float | None = None  # largest norm of a step's direction
+
+    def __post_init__(self) -> None:
+        if self.batch_size != "full":
+            check_count("batch_size", self.batch_size)
+        check_count("epochs", self.epochs)
+        if self.steps is not None:
+            check_count("steps", self.steps)
+        check_one_of("last_batch", self.last_batch, ("fill", "short"))
+        check_range("weight_decay", self.weight_decay, least=0)
+        check_range("client momentum", self.momentum, least=0, below=1)
+        if self.clip is not None:
+            check_range("clip", self.clip, above=0)
+
+    def whole_steps(self, n: int) -> int | None:
+        """The number of steps of a visit, if each of them sees all n examples."""
+        full = self.batch_size in ("full", n)
+        if self.batch_size != "full" and self.last_batch == "short":
+            full = self.batch_size >= n
+        return (self.steps or self.epochs) if full else None
+
+    def size(self, n: int) -> int:
+        """The mini-batch size of a client with n examples."""
+        return n if self.batch_size == "full" else self.batch_size
+
+    def count(self, n: int) -> int:
+        """The number of steps of a visit to a client with n examples."""
+        size = self.size(n)
+        if self.last_batch == "short":
+            return self.steps or self.epochs * ceil(n / size)
+        return self.steps or ceil(self.epochs * n / size)
+
+    def plan(self, n: int, random: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+        """The indices of the examples in each step: successive permutations, cut into batches."""
+        import numpy as np
+
+        size, steps = self.size(n), self.count(n)
+        if self.last_batch == "short":
+            return self._plan_short(n, size, steps, random)
+        passes = [random.permutation(n) for _ in range(ceil(steps * size / n))]
+        return list(np.concatenate(passes)[: steps * size].reshape(steps, size))
+
+    def _plan_short(
+        self, n: int, size: int, steps: int, random: np.random.Generator
+    ) -> list[npt.NDArray[np.int64]]:
+        plan: list[npt.NDArray[np.int64]] = []
+        while len(plan) < steps:
+            order = random.permutation(n)
+            plan += [order[i : i + size] for i in range(0, n, size)]
+        return plan[:steps]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """dropout: the probability that a client of the cohort never answers.
+
+    stragglers: the probability that a client stops early, after a share of its steps drawn
+    uniformly between 0 and 1, and after at least one step.
+    exclude: leave out clients that send or would remember a vector that is not finite; otherwise
+    the run ends as diverged.
+
+    Examples:
+        >>> import wima
+        >>> faults = wima.Faults(dropout=0.5)
+        >>> faults.survivors(seed=0, t=0, cohort=[0, 1, 2, 3, 4, 5])
+        [4, 5]
+    """
+
+    dropout: float = 0.0
+    stragglers: float = 0.0
+    exclude: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("dropout", self.dropout, least=0, most=1)
+        check_range("stragglers", self.stragglers, least=0, most=1)
+        check_switch("exclude", self.exclude)
+
+    def survivors(self, seed: int, t: int, cohort: list[int]) -> list[int]:
+        """The clients of the cohort that answer."""
+        if not self.dropout:
+            return cohort
+        return [i for i in cohort if rng("faults", seed, t, i).random() >= self.dropout]
+
+    def share(self, seed: int, t: int, client: int) -> float:
+        """The share of its steps that a client finishes."""
+        if not self.stragglers:
+            return 1.0
+        _, stops, share = rng("faults", seed, t, client).random(3)
+        return float(share) if stops < self.stragglers else 1.0
+
+
+Cohorts: TypeAlias = Callable[[int, int], Sequence[int]]  # (seed, t) -> clients
+
+
+def uniform_cohorts(num_clients: int, clients_per_round: int) -> Cohorts:
+    """Clients drawn without replacement: a function of (seed, t), the same for every algorithm."""
+
+    def cohort(seed: int, t: int) -> list[int]:
+        drawn = rng("cohort", seed, t).choice(num_clients, clients_per_round, replace=False)
+        return sorted(drawn.tolist())
+
+    return cohort
+
+
+def poisson_cohorts(num_clients: int, clients_per_round: int) -> Cohorts:
+    """Each client takes part with the same probability, independently of the others.
+
+    The size of a cohort varies around clients_per_round and can be 0.
+    """
+
+    def cohort(seed: int, t: int) -> list[int]:
+        draw = rng("cohort", seed, t)
+        size = draw.binomial(num_clients, clients_per_round / num_clients)
+        return sorted(draw.choice(num_clients, size, replace=False).tolist())
+
+    return cohort
+
+
+RULES = {"uniform": uniform_cohorts, "poisson": poisson_cohorts}
+
+
+def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int) -> Cohorts:
+    """Cohorts by the name of a rule, or from a user's function, whose results are checked."""
+    if not callable(given):
+        if given not in RULES:
+            raise unknown("cohorts", given, RULES)
+        return RULES[given](num_clients, clients_per_round)
+
+    def cohort(seed: int, t: int) -> list[int]:
+        return checked_cohort(given(seed, t), t, num_clients, clients_per_round)
+
+    return cohort
+
+
+def checked_cohort(drawn: Sequence[int], t: int, clients: int, most: int) -> list[int]:
+    """The clients of round t that a user's function drew; raises if they are invalid."""
+    cohort = [int(client) for client in drawn]
+    check(
+        0 < len(set(cohort)) == len(cohort) <= most
+        and all(0 <= client < clients for client in cohort),
+        f"The cohort of round {t} must be 1 to {most} different clients in 0 ... "
+        f"{clients - 1}, got {cohort}.",
+    )
+    return cohort
+
+
+def check_cohort_size(clients_per_round: int, num_clients: int) -> None:
+    """Raise unless a cohort has at least one client and at most all of them."""
+    check_count("clients_per_round", clients_per_round)
+    check(
+        clients_per_round <= num_clients,
+        f"clients_per_round must be at most the number of clients, {num_clients}, "
+        f"got {clients_per_round}.",
+    )
+
+
+class Schedule(Protocol):
+    """A factor for each round t = 0 ... rounds - 1.
+
+    Examples:
+        >>> import torch, wima
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
+        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
+        >>> class Halved:
+        ...     def factor(self, t, rounds):
+        ...         return 1.0 if t < rounds / 2 else 0.5
+        >>> run = wima.simulate(task, schedule=Halved(), lr=0.1, rounds=4, clients_per_round=1)
+        >>> [record.lr for record in run]
+        [0.1, 0.1, 0.05, 0.05]
+    """
+
+    def factor(self, t: int, rounds: int) -> float:
+        """The factor of lr in round t."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """The same rate in every round.
+
+    Examples:
+        >>> import wima
+        >>> [wima.Constant().factor(t, rounds=3) for t in range(3)]
+        [1.0, 1.0, 1.0]
+    """
+
+    def factor(self, t: int, rounds: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential:
+    """The rate is multiplied by `decay` after each round.
+
+    Examples:
+        >>> import wima
+        >>> [wima.Exponential(decay=0.5).factor(t, rounds=3) for t in range(3)]
+        [1.0, 0.5, 0.25]
+    """
+
+    decay: float = 0.998
+
+    def __post_init__(self) -> None:
+        check_range("Exponential.decay", self.decay, above=0, most=1)
+
+    def factor(self, t: int, rounds: int) -> float:
+        return float(self.decay**t)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Half a cosine wave, from 1 in the first round down to `final` after the last.
+
+    Examples:
+        >>> import wima
+        >>> [round(wima.Cosine().factor(t, rounds=4), 2) for t in range(4)]
+        [1.0, 0.85, 0.5, 0.15]
+    """
+
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("Cosine.final", self.final, least=0, most=1)
+
+    def factor(self, t: int, rounds: int) -> float:
+        return self.final + (1 - self.final) * (1 + cos(pi * t / rounds)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cyclic:
+    """SWA's cycles: constant until `start`, then falling to `low` in every cycle.
+
+    phase "fedsam" counts cycles from round 0, as in the code of Caldarola et al. (2022);
+    "izmailov" counts from `start`, as in Izmailov et al. (2018).  A cycle of 1 keeps the rate
+    constant.
+
+    Examples:
+        >>> import wima
+        >>> schedule = wima.Cyclic(start=2, cycle=2, low=0.5)
+        >>> [schedule.factor(t, rounds=6) for t in range(6)]
+        [1.0, 1.0, 0.75, 0.5, 0.75, 0.5]
+    """
+
+    start: float = 0.75  # a round, or a share of all rounds if less than 1
+    cycle: int = 10
+    low: float = 0.01
+    phase: Phase = "fedsam"
+
+    def __post_init__(self) -> None:
+        check_start("Cyclic.start", self.start)
+        check_count("Cyclic.cycle", self.cycle)
+        check_range("Cyclic.low", self.low, above=0, most=1)
+        check_one_of("Cyclic.phase", self.phase, ("fedsam", "izmailov"))
+
+    def factor(self, t: int, rounds: int) -> float:
+        start = start_round("Cyclic.start", self.start, rounds)
+        if t < start or self.cycle == 1:
+            return 1.0
+        place = t if self.phase == "fedsam" else t - start
+        a = (place % self.cycle + 1) / self.cycle
+        return (1 - a) + a * self.low
+
+
+BY_NAME: dict[str, type[Any]] = {
+    "constant": Constant,
+    "exponential": Exponential,
+    "cosine": Cosine,
+    "cyclic": Cyclic,
+}

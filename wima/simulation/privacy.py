@@ -20,8 +20,7 @@ from wima.core.checks import check_range, check_rate
 from wima.core.errors import UsageError, check
 from wima.core.randomness import rng
 from wima.core.vector import Vector
-from wima.simulation.cohorts import Cohorts
-from wima.simulation.options import RunOptions
+from wima.simulation.options import Cohorts, RunOptions
 from wima.simulation.task import Task
 
 COUNT_NOISE = 1 / 20  # standard deviation of the count's noise / cohort (Andrew et al.)

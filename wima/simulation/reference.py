@@ -10,10 +10,8 @@ import torch
 
 from wima.algorithms.base import Local, State, Visit
 from wima.core.vector import Vector
-from wima.data.batches import batches
-from wima.simulation.engines.base import RoundState, RunningMean, located, untouched
-from wima.simulation.local import Problem, full_gradient
-from wima.simulation.round import Engine
+from wima.simulation.local import Problem, batches, full_gradient, located, untouched
+from wima.simulation.round import Engine, RoundState, RunningMean
 
 
 class Reference(Engine):

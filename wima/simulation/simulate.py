@@ -19,20 +19,28 @@ from wima.algorithms.fedavg import FedAvg
 from wima.algorithms.server_opt import BY_NAME as SERVERS, SGD, Momentum, ServerOpt
 from wima.algorithms.traffic import visit_bytes
 from wima.averaging import Averager, Averages, named
-from wima.core.errors import Diverged, RunError, check, unknown
+from wima.core.errors import Diverged, RunError, UsageError, check, unknown
 from wima.core.vector import Vector, one_thread
-from wima.data.batches import LocalSGD
-from wima.simulation import schedules
-from wima.simulation.cohorts import Cohorts, check_cohort_size, make_cohorts
+from wima.simulation import options as schedules
 from wima.simulation.engines.auto import MakeEngine, make_engine
-from wima.simulation.engines.base import RoundState, Setup, first_state, located, untouched
-from wima.simulation.faults import Faults
+from wima.simulation.local import located, untouched
 from wima.simulation.measures.base import Measure, Metrics
 from wima.simulation.measures.finetune import BY_NAME as FINE_TUNING, FineTune
 from wima.simulation.measures.job import Measures
-from wima.simulation.options import NOTHING, RunOptions, Weighting
+from wima.simulation.options import (
+    NOTHING,
+    Cohorts,
+    Constant,
+    Faults,
+    LocalSGD,
+    RunOptions,
+    Schedule,
+    Weighting,
+    check_cohort_size,
+    make_cohorts,
+)
 from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, Ledger, ledger
-from wima.simulation.schedules import Constant, Schedule
+from wima.simulation.round import RoundState, Setup, first_state
 from wima.simulation.task import Task, data_checksum
 from wima.storage.segments import Storage
 
@@ -191,7 +199,9 @@ class Simulation:
             excluded=state.excluded,
             windows=self.watch.used(),
             privacy=self._spent(),
-            bytes=sent.of_round(len(cohort), len(answering)) if sent else NOTHING,
+            bytes={"down": len(cohort) * sent.down, "up": len(answering) * sent.up}
+            if sent
+            else NOTHING,
             clients=entries.get("clients", NOTHING),
             calibration=entries.get("calibration", NOTHING),
             finetuned=entries.get("finetuned", NOTHING),
@@ -243,7 +253,8 @@ class Simulation:
         with located(self.t, "served"), untouched(w, self.state.server):
             served = self.setup.algorithm.served(w[:trained], self.state.server)
             expected = w[:trained].shape
-            check(served.shape == expected, f"expected shape {expected}, got {served.shape}.")
+            if served.shape != expected:
+                raise UsageError(f"expected shape {expected}, got {served.shape}.")
         if served.data_ptr() == w.data_ptr():
             return w
         joined = w.clone()
@@ -376,7 +387,7 @@ def simulate(
     batch_size, epochs, steps, last_batch, weight_decay, momentum, clip: see `LocalSGD`.
     averagers: averages of the global models, which never affect training.
     server_opt: how the server steps; SGD with lr 1 by default, as in FedAvg.
-    schedule: how lr changes over the rounds; see `wima.simulation.schedules`.
+    schedule: how lr changes over the rounds; see `wima.simulation.options`.
     cohorts: "uniform" (the default), "poisson", or a function (seed, t) -> the clients of round t.
     faults: clients that drop out, straggle or return nonsense; see `Faults`.
     privacy: clip the clients' updates and add noise to their sum; see `Gaussian`.

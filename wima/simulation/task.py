@@ -17,14 +17,10 @@ from torch import Tensor, nn
 
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Flat, Layout, Vector
-from wima.data.batches import Batch
-from wima.data.federated import Array, FederatedData, as_array, hold_out
-from wima.data.mapped import as_tensor, release
+from wima.data.federated import Array, FederatedData, as_array, as_tensor, hold_out, release
 from wima.data.transform import Transform
-from wima.simulation.measures.base import Metrics
-from wima.simulation.measures.evaluation import Evaluation
-from wima.simulation.objectives import Loss, Metric, accuracy
-from wima.simulation.workspace import Workspace, seeded
+from wima.simulation.measures.base import Evaluation, Metric, Metrics, accuracy
+from wima.simulation.workspace import Batch, Loss, Workspace, seeded
 
 
 class Task(NamedTuple):

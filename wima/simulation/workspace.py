@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,24 @@ from torch import Tensor, nn
 from wima.core.errors import UsageError
 from wima.core.randomness import torch_seed
 from wima.core.vector import Flat, Vector
-from wima.data.batches import Batch
 from wima.data.transform import Transform
-from wima.simulation.objectives import Loss
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (output, y) -> the mean over the batch
+
+
+class Batch(NamedTuple):
+    """Examples, and the address of their randomness (dropout, augmentation).
+
+    Examples:
+        >>> import torch, wima
+        >>> batch = wima.Batch(x=torch.ones(2, 3), y=torch.tensor([0, 1]))
+        >>> batch.address
+        (0,)
+    """
+
+    x: Tensor
+    y: Tensor
+    address: tuple[int, ...] = (0,)
 
 
 def find_device(name: str) -> torch.device:

@@ -1,20 +1,411 @@
-"""The ServerApp of every algorithm, and the same run on Flower's simulation engine."""
+"""All our algorithms as one Flower strategy, and the ServerApp that runs it.
+
+The round loop, averagers, records, checkpoints and models are those of `wima run`.  Only the engine
+differs: it sends local problems to nodes and receives their updates.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from flwr.app import ConfigRecordValues, Context
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    ConfigRecordValues,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result, Strategy
+from safetensors.torch import load_file
 
+from wima import algorithms
+from wima.algorithms import server_opt
+from wima.algorithms.base import Algorithm, Extra, ExtraMean, FullGradient, Local, State, Visit
+from wima.algorithms.traffic import emptied, reads, sends_extra
+from wima.core.errors import RunError, UsageError, check, unknown
 from wima.core.text import echo
+from wima.core.vector import Vector
 from wima.flower.app.client import client_app
-from wima.flower.app.federation import Federation
-from wima.flower.app.options import Options, read_order
-from wima.flower.app.result import as_text
+from wima.flower.app.nodes import Nodes, Options
+from wima.flower.app.updates import Rejected, Update, read_update, too_long
+from wima.flower.app.visit import check_known
+from wima.flower.arrays import pack, to_arrays
+from wima.runs import launch
 from wima.runs.build import build_task
-from wima.runs.folder import Run, check_free, read_run
-from wima.runs.settings import Settings
+from wima.runs.folder import check_free
+from wima.runs.run import Run, read_run
+from wima.runs.settings import Settings, load_settings
+from wima.simulation.round import Engine, RoundState, RunningMean, Setup, Updates, observed, step
+from wima.simulation.simulate import check_server_rule
+
+log = logging.getLogger(__name__)
+GRADIENT = f"{MessageType.TRAIN}.gradient"
+METRIC = "accuracy"  # the metric of the records' per-client results; every task in settings has it
+
+
+class LastVisit(NamedTuple):
+    """All that the server remembers about a client."""
+
+    t: int  # the round of the last visit that counted; -1: none yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSide(Algorithm):
+    """The algorithm without its clients' memory, which stays on their nodes."""
+
+    complete: Algorithm
+
+    @property
+    def full_gradient(self) -> FullGradient:
+        return self.complete.full_gradient
+
+    @property
+    def own_server_rule(self) -> bool:
+        return self.complete.own_server_rule
+
+    @property
+    def extra_mean(self) -> ExtraMean:
+        return self.complete.extra_mean
+
+    def init(self, w: Vector) -> State:
+        return self.complete.init(w)
+
+    def client_init(self, w: Vector) -> LastVisit:
+        return LastVisit(-1)
+
+    def observe(self, gradient: Vector, server: State) -> State:
+        return self.complete.observe(gradient, server)
+
+    # Nodes run the next two hooks; here they are only tried, to learn what clients send.
+
+    def local(self, w: Vector, server: State, client: LastVisit) -> Local:
+        return self.complete.local(w, server, self.complete.client_init(w))
+
+    def client_finish(
+        self, visit: Visit, server: State, client: LastVisit
+    ) -> tuple[Extra, LastVisit]:
+        memory = self.complete.client_init(visit.start)
+        return self.complete.client_finish(visit, server, memory)[0], client
+
+    def server_update(
+        self, w: Vector, delta: Vector, extra: Extra, server: State, fraction: float
+    ) -> tuple[Vector, State]:
+        return self.complete.server_update(w, delta, extra, server, fraction)
+
+    def served(self, w: Vector, server: State) -> Vector:
+        return self.complete.served(w, server)
+
+
+class Current(NamedTuple):
+    """The current round."""
+
+    state: RoundState
+    server: State
+    t: int
+    nodes: dict[int, int]  # client -> node, for the clients that take part
+
+
+class Federation(Strategy, Engine):
+    """Runs the settings over a grid, and resumes the run if its folder `out` exists.
+
+    For the simulation's round loop, this is the engine: a round is `configure_train`, the nodes'
+    work, `aggregate_train`.
+
+    Examples:
+        >>> from wima.flower import Federation
+        >>> from wima.runs.settings import load_settings
+        >>> strategy = Federation(load_settings("digits", ["algorithm=scaffold", "rounds=5"]))
+        >>> strategy.settings.algorithm.name
+        'scaffold'
+    """
+
+    name = "flower"  # the engine's name in the run's records
+
+    def __init__(
+        self, settings: Settings, out: Path | None = None, options: Options | None = None
+    ) -> None:
+        check_known(settings)
+        complete = settings.algorithm.make("algorithm", algorithms.BY_NAME)
+        optimizer = settings.server.make("server optimizer", server_opt.BY_NAME)
+        check_server_rule(complete, optimizer, settings.stack_server)
+        self.settings = settings.model_copy(update={"checkpoint_every": 1})
+        self.out, self.options = out or launch.default_path(settings), options or Options()
+        self.rejected = 0  # invalid updates so far
+        self._algorithm = ServerSide(complete=complete)
+        self._sends_extra, self._reads = sends_extra(complete), reads(complete)
+        self._grid: Grid
+        self.setup: Setup
+        self._nodes: Nodes
+        self._now: Current
+        self._after: RoundState
+        self._gradient: Vector | None = None  # the mean of MIME's phase A
+        self._capped: set[int] = set()  # nodes that claimed more examples than allowed
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Any = None,
+    ) -> Result:
+        """Run to the end; the run folder has the records, checkpoints and final models."""
+        in_settings = (initial_arrays, num_rounds, train_config, evaluate_config, evaluate_fn)
+        check(
+            all(value is None for value in in_settings),
+            "The initial model, the rounds, training and evaluation are defined by the settings; "
+            "pass start() only a grid and, optionally, a timeout.",
+        )
+        self._grid = grid
+        if timeout is not None:
+            self.options = replace(self.options, round_seconds=timeout)
+
+        def make_engine(setup: Setup) -> Federation:
+            self.setup = setup
+            clients, file = setup.task.data.num_clients, self.out / "nodes.json"
+            self._nodes = Nodes(grid, clients, self.options, file)
+            return self
+
+        def cohort(seed: int, t: int) -> list[int]:
+            return self._nodes.cohort(seed, t, self.settings.clients_per_round)
+
+        parts: dict[str, Any] = {"algorithm": self._algorithm, "make": make_engine}
+        parts["cohorts"] = cohort
+        if (self.out / "settings.toml").is_file():
+            self._check_same()
+            return as_result(launch.resume(self.out, **parts))
+        return as_result(launch.launch(self.settings, self.out, **parts))
+
+    def _check_same(self) -> None:
+        """Raise if the folder holds a different run, or a finished one."""
+        run = read_run(self.out)
+        here, there = (settings.in_results() for settings in (self.settings, run.settings))
+        names = sorted({*here, *there})
+        differ = [f"{n}: {there.get(n)!r} there" for n in names if here.get(n) != there.get(n)]
+        if differ:
+            raise UsageError(
+                f"{self.out} contains a run with different settings ({'; '.join(differ)}); set out "
+                "to another folder."
+            )
+        check(
+            run.status["state"] != "done",
+            f"The run in {self.out} is finished; to repeat it, use another folder, for example "
+            'out = "runs/again" in the run config.',
+        )
+
+    def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
+        there = self._nodes.connected()
+        nodes = {i: there[i] for i in cohort if i in there}
+        self._now = Current(state, state.server, t, nodes)
+        arrays = to_arrays({"w": state.w})
+        values: dict[str, ConfigRecordValues] = {"t": t, "lr": float(lr)}
+        config = ConfigRecord({**values, "settings": self.settings.to_toml()})
+        if self._algorithm.full_gradient == "cohort":
+            self._observe(arrays, config)
+        messages = self.configure_train(t + 1, arrays, config, self._grid)
+        self.aggregate_train(t + 1, self._ask(messages))
+        counted = {i for i in cohort if self._after.memory.written(i)}
+        return self._after._replace(excluded=tuple(i for i in cohort if i not in counted))
+
+    def _observe(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
+        """Phase A of MIME: the cohort's mean full gradient at w, without clients that failed."""
+        now, trained = self._now, len(self._trained())
+        replies = self._ask(self._messages(GRADIENT, arrays, config, ()))
+        updates = self._updates(replies, {"gradient": trained})
+        mean = RunningMean()
+        for i, update in updates.items():
+            mean.add(update.vectors["gradient"], self._weight(i, update))
+        self._gradient = mean.value
+        server = observed(self.setup, now.server, now.t, self._gradient)
+        self._now = now._replace(server=server, nodes={i: now.nodes[i] for i in updates})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """The messages that tell the round's clients to train from these arrays."""
+        server = emptied(self._now.server, self._reads)
+        return self._messages(MessageType.TRAIN, arrays, config, server)
+
+    def _messages(
+        self, kind: str, arrays: ArrayRecord, config: ConfigRecord, server: State
+    ) -> list[Message]:
+        """One message per node of the round; they differ only in client-specific values."""
+        state, _, t, nodes = self._now
+        server_arrays, text = pack(server)
+        messages = []
+        for i, node in nodes.items():
+            counted = state.memory.read(i, self._trained()).t
+            share = float(self.setup.faults.share(self.setup.seed, t, i))
+            own = {"server": text, "counted": counted, "share": share}
+            records = {"model": arrays, "server": server_arrays}
+            content = RecordDict({**records, "round": ConfigRecord({**dict(config), **own})})
+            messages.append(Message(content, node, kind, group_id=str(t + 1)))
+        return messages
+
+    def _ask(self, messages: list[Message]) -> list[Message]:
+        """The nodes' replies, without those of lost nodes."""
+        replies, lost = self._nodes.ask(messages)
+        for i, node in self._now.nodes.items():
+            if node in lost:
+                where = (self._now.t + 1, node, i, lost[node])
+                log.warning("Round %d: node %d (client %d) is left out: %s.", *where)
+        return list(replies.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Step with the means of the valid updates; returns None if there are none."""
+        (state, server, t, _), trained = self._now, len(self._trained())
+        sizes = {"delta": trained}
+        sizes |= {"rest": len(state.w) - trained} if len(state.w) > trained else {}
+        sizes |= {"extra": trained} if self._sends_extra else {}
+        updates = self._updates(replies, sizes)
+        received = Updates(self.setup, state)
+        for i, update in updates.items():
+            state.memory.write(i, LastVisit(t))
+            vectors = {name: v.to(state.w.device) for name, v in update.vectors.items()}
+            extra, rest = vectors.get("extra"), vectors.get("rest")
+            received.add(self._weight(i, update), vectors["delta"], extra, rest)
+        means = received.means(self.setup, t)
+        if means is None:
+            self._after = state._replace(client_gradient=None)
+        else:
+            if self._gradient is not None:
+                means = means._replace(client_gradient=self._gradient)
+            self._after = step(self.setup, state, server, means, t)
+        if not updates:
+            return None, None
+        counts = MetricRecord({"clients": len(updates), "rejected": self.rejected})
+        return to_arrays({"w": self._after.w}), counts
+
+    def _updates(self, replies: Iterable[Message], sizes: dict[str, int]) -> dict[int, Update]:
+        """Client -> its valid update, in cohort order.
+
+        Logs which updates are left out and why, or ends the run if it is not robust.
+        """
+        t, nodes = self._now.t + 1, self._now.nodes
+        clients = {node: i for i, node in nodes.items()}
+        good: dict[int, Update] = {}
+        bad: dict[int, str] = {}
+        for reply in replies:
+            i = clients.get(reply.metadata.src_node_id)
+            if i is None:  # this node was not asked
+                continue
+            try:
+                good[i] = read_update(reply, sizes)
+            except Rejected as error:
+                bad[i] = str(error)
+        if self.options.robust:
+            bad |= too_long(good, float(self._now.state.w.norm()), self.options.largest_norm)
+        for i, reason in sorted(bad.items()):
+            self.rejected += 1
+            reason = f"round {t}: the update of node {nodes[i]} (client {i}) is invalid: {reason}"
+            if not self.options.robust:
+                raise RunError(reason)
+            log.warning("%s; it is left out (rejected so far: %d).", reason, self.rejected)
+        return {i: good[i] for i in nodes if i in good and i not in bad}
+
+    def _trained(self) -> Vector:
+        return self._now.state.w[: self.setup.trained]
+
+    def _weight(self, i: int, update: Update) -> float:
+        """The client's number of examples, capped because a client could claim any number."""
+        if self.setup.weighting != "examples":
+            return 1.0
+        most = self.options.most_examples or self.setup.task.data.size(i)
+        node = self._now.nodes[i]
+        if update.examples > most and node not in self._capped:
+            self._capped.add(node)
+            log.warning(
+                "Node %d (client %d) claims %d examples and is weighted with %d; if nodes use "
+                "their own data, set most-examples.",
+                *(node, i, update.examples, most),
+            )
+        return float(min(update.examples, most))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """No messages: models are evaluated on the server, on the settings' test examples."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing to aggregate; see `configure_evaluate`."""
+        return None
+
+    def summary(self) -> None:
+        log.info("%s, averagers %s", self.settings.algorithm, self.settings.averagers)
+
+
+def as_result(run: Run) -> Result:
+    """The metrics and `models` of the run, by name; `arrays` is the plain model, named in `served`.
+
+    `clients` is the same as for an averaged strategy: by round, model and metric.
+    """
+    files = sorted((run.path / "models").glob("*.safetensors"))
+    models = {file.stem: to_arrays(load_file(file)) for file in files}
+    result = Result(arrays=models["plain"])
+    clients = {
+        record["t"]: {model: {METRIC: values} for model, values in record["clients"].items()}
+        for record in run.lines()
+        if "clients" in record
+    }
+    vars(result).update(models=models, served="plain", clients=clients)
+    for record in run.lines():
+        metrics = {
+            f"{model}/{name}": value
+            for model, values in record["metrics"].items()
+            for name, value in values.items()
+            if value is not None
+        }
+        if metrics:
+            result.evaluate_metrics_serverapp[record["t"]] = MetricRecord(metrics)
+    return result
+
+
+def as_text(result: Result, folder: Path) -> Iterator[str]:
+    """The last metrics of every model, and where the models are."""
+    for t, metrics in list(result.evaluate_metrics_serverapp.items())[-1:]:
+        values = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+        yield f"Round {t}: {values}"
+    names = ", ".join(f"{name}.safetensors" for name in vars(result)["models"])
+    yield f"Models in {folder / 'models'}: {names}"
+
+
+RUN_KEYS = ("settings", "overrides", "out")
+
+
+def read_order(config: Mapping[str, Any]) -> tuple[Settings, Path | None, Options]:
+    """Read an app's run config, `[tool.flwr.app.config]` of its pyproject.toml.
+
+    settings: a preset or the path of a .toml file; overrides: key=value pairs separated by spaces;
+    out: the run folder; and the options, spelt with dashes, as in min-nodes.
+    """
+    names = {field.name.replace("_", "-"): field.name for field in fields(Options)}
+    for key in config:
+        if key not in RUN_KEYS and key not in names:
+            raise unknown("key of the run config", key, [*RUN_KEYS, *names])
+    for key in RUN_KEYS:
+        value = config.get(key, "")
+        check(isinstance(value, str), f"{key} in the run config must be a string, got {value!r}.")
+    overrides = str(config.get("overrides", "")).split()
+    settings = load_settings(str(config.get("settings") or "digits"), overrides)
+    out = config.get("out")
+    options = {names[key]: value for key, value in config.items() if key in names}
+    return settings, Path(str(out)) if out else None, Options(**options)
+
 
 server_app = ServerApp()
 """The ServerApp that runs all our algorithms.
@@ -40,21 +431,12 @@ def main(grid: Grid, context: Context) -> None:
         echo(line)
 
 
-def simulate_on_flower(settings: Settings, out: Path, options: Options) -> Run:
-    """Run on Flower's simulation engine, one virtual node per client."""
-    # The only Python entry point to Flower's engine for one machine; nothing else needs Ray.
-    from flwr.simulation import run_simulation
+def simulate(settings: Settings, out: Path, options: Options) -> Run:
+    """Run on the processes of this machine, one node per client."""
+    from wima.flower.grid.local import LocalGrid  # imported here: real nodes do not need it
 
     check_free(out)
-    app, strategy = ServerApp(), Federation(settings, out, options)
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        strategy.start(grid)
-
     nodes = build_task(settings).data.num_clients
-    backend: dict[str, dict[str, ConfigRecordValues]] = {
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0}
-    }
-    run_simulation(app, client_app, num_supernodes=nodes, backend_config=backend)
+    with LocalGrid(client_app, nodes, workers=settings.workers, seed=settings.seed) as grid:
+        Federation(settings, out, options).start(grid)
     return read_run(out)

@@ -10,8 +10,8 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from wima.core.vector import Vector
-from wima.flower.app.records import to_tensors
-from wima.simulation.engines.base import is_finite
+from wima.flower.arrays import to_tensors
+from wima.simulation.round import is_finite
 
 
 class Update(NamedTuple):

@@ -1,28 +1,51 @@
-"""A client's part of a round, on its node."""
+"""A client's part of a round, on its node, and what it remembers there between visits.
+
+The memory is kept by visit: after the last visit that the server counted, and after the newest one.
+The server says which of the two it knows.  So a client whose update was lost or rejected, or whose
+server restarted, resumes from the memory that matches the server's state.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import tomllib
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from torch import Tensor
 
 from wima import algorithms
-from wima.algorithms.base import Algorithm
+from wima.algorithms.base import Algorithm, State
 from wima.core.errors import check
 from wima.core.vector import Vector, one_thread
-from wima.data.batches import LocalSGD
 from wima.data.federated import Array, FederatedData
-from wima.flower.app.memory import NodeMemory
-from wima.flower.app.options import check_known
-from wima.flower.app.records import entry, to_arrays, to_tensors, unpack
+from wima.flower.arrays import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
+from wima.runs.identity import own_names
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.simulation.local import Problem, Solver
+from wima.simulation.options import LocalSGD
 from wima.simulation.task import Task
+from wima.storage.segments import Segments
+from wima.storage.states import decode, encode
+
+log = logging.getLogger(__name__)
+ARRAYS, ABOUT = "wima.memory", "wima.visits"  # records of the node's state
+
+
+def check_known(settings: Settings) -> None:
+    """Raise if the settings name code outside the package: nodes never import such code."""
+    own = own_names(settings)
+    check(
+        not own,
+        f"{', '.join(own)}: Flower nodes do not import your own code; use `wima run`, or add it to "
+        "the package.",
+    )
 
 
 class OwnData(FederatedData):
@@ -94,11 +117,17 @@ def _read(content: RecordDict, context: Context, client: int) -> Call:
     x, y = (task.data.x, task.data.y) if data else _part(task, client)
     own = OwnData(x, y, np.array([0, len(x)]), None, task.data.classes)
     solver = Solver(task._replace(data=own), settings.part(LocalSGD), settings.seed)
-    algorithm = settings.algorithm.make("algorithm", algorithms.BY_NAME)
-    w = to_tensors(model)["w"].to(settings.device)
-    t, counted = (entry(about, name, int) for name in ("t", "counted"))
-    lr, share = (entry(about, name, float) for name in ("lr", "share"))
-    return Call(client, settings, algorithm, solver, w, t, lr, share, counted)
+    return Call(
+        client=client,
+        settings=settings,
+        algorithm=settings.algorithm.make("algorithm", algorithms.BY_NAME),
+        solver=solver,
+        w=to_tensors(model)["w"].to(settings.device),
+        t=entry(about, "t", int),
+        lr=entry(about, "lr", float),
+        share=entry(about, "share", float),
+        counted=entry(about, "counted", int),
+    )
 
 
 @lru_cache(maxsize=2)
@@ -128,3 +157,45 @@ def _folder(context: Context, call: Call) -> Path | None:
     if not root:
         return None
     return Path(str(root)).expanduser() / call.settings.run_id / f"client-{call.client}"
+
+
+class NodeMemory:
+    """A client's memory in the node's state; with a folder, also in a file that outlives it."""
+
+    def __init__(self, records: RecordDict, folder: Path | None = None) -> None:
+        self._records = records
+        self._store = None if folder is None else Segments(folder)
+
+    def read(self, visit: int, initial: State) -> State:
+        """The memory after the visit in that round; `initial` if there was none (-1)."""
+        if visit < 0 or initial == ():
+            return initial
+        for about, tensor in self._kept():
+            if str(visit) in about:
+                return decode(about[str(visit)], initial, tensor, {})
+        log.warning("The memory of the visit in round %d is lost; it is reinitialised.", visit + 1)
+        return initial
+
+    def write(self, states: Mapping[int, State]) -> None:
+        """Keep only the memory after these visits."""
+        tensors: dict[str, Tensor] = {}
+        about = {
+            str(visit): encode(state, str(visit), tensors, {})
+            for visit, state in states.items()
+            if visit >= 0 and state != ()
+        }
+        if not about:
+            return
+        self._records[ARRAYS] = to_arrays(tensors)
+        self._records[ABOUT] = ConfigRecord({"visits": json.dumps(about)})
+        if self._store is not None:
+            self._store.keep([self._store.write("memory", tensors, about)])
+
+    def _kept(self) -> Iterator[tuple[dict[str, Any], Callable[[str], Tensor]]]:
+        """Yields what was written: the structure for each visit, and its tensors by name."""
+        arrays, about = self._records.get(ARRAYS), self._records.get(ABOUT)
+        if isinstance(arrays, ArrayRecord) and isinstance(about, ConfigRecord):
+            yield json.loads(str(about["visits"])), to_tensors(arrays).__getitem__
+        if self._store is not None:
+            for name in self._store.names("memory")[-1:]:
+                yield self._store.about(name), partial(self._store.read, name)

@@ -21,23 +21,19 @@ from flwr.common import (
 from flwr.server import strategy as strategies
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
-from flwr.server.strategy import (
-    Strategy,
-)
+from flwr.server.strategy import FedAvg, Strategy
 
 from wima.averaging import Averager
 from wima.core.errors import check
-from wima.flower.arrays import from_bytes
-from wima.flower.averages import base
-from wima.flower.averages.models import Arrays
-from wima.flower.averages.privacy import Privacy
+from wima.flower.arrays import Arrays, from_bytes
+from wima.flower.averages.state import Averaging, AveragingOptions, Interface
+from wima.flower.averages.strategy import only_inside, private_in, subclassed
 
 S = TypeVar("S", bound=Strategy)
-PRIVACY = Privacy.of(strategies, "aggregate_fit")
 
 
 def averaged_legacy(
-    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[base.AveragingOptions]
+    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[AveragingOptions]
 ) -> S:
     """Add averages of its global models to a strategy; see `averaged`.
 
@@ -62,9 +58,7 @@ def averaged_legacy(
         f"averaged_legacy() takes an instance of flwr.server.strategy.Strategy, got "
         f"{strategy!r:.80}; for flwr.serverapp.strategy.Strategy, use averaged().",
     )
-    interface = base.Interface(_pack, _unpack, PRIVACY)
-    averaging = base.Averaging(strategy, averagers, interface, options)
-    base.subclassed(strategy, _Averaged, averaging)
+    subclassed(strategy, _Averaged, Averaging(strategy, averagers, INTERFACE, options))
     return strategy
 
 
@@ -76,6 +70,9 @@ def _unpack(parameters: Parameters) -> Arrays:
     return {str(k): array for k, array in enumerate(map(from_bytes, parameters.tensors))}
 
 
+INTERFACE = Interface(_pack, _unpack, FedAvg, "aggregate_fit", private_in(strategies))
+
+
 def _returned(result: tuple[ClientProxy, FitRes]) -> tuple[Parameters, float]:
     """A client's model and its weight.  With SecAgg+, every client returns the aggregate."""
     return result[1].parameters, result[1].num_examples
@@ -83,7 +80,7 @@ def _returned(result: tuple[ClientProxy, FitRes]) -> tuple[Parameters, float]:
 
 # In the method resolution order, the instance's own class comes next; FedAvg stands in for it.
 if TYPE_CHECKING:
-    from flwr.server.strategy import FedAvg as _Next
+    _Next = FedAvg
 else:
     _Next = Strategy
 
@@ -91,12 +88,11 @@ else:
 class _Averaged(_Next):
     """The methods that `averaged_legacy` puts before those of a strategy's own class."""
 
-    averaging: base.Averaging[Parameters]
+    averaging: Averaging
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        PRIVACY.refuse_outside(self)
         self.averaging.send(parameters)
         t = self.averaging.round(server_round)
         return super().configure_fit(t, parameters, client_manager)
@@ -129,7 +125,7 @@ class _Averaged(_Next):
         t = self.averaging.round(server_round)
         found = super().aggregate_evaluate(t, results, failures)
         answers = [{"loss": answer.loss, **answer.metrics} for _, answer in results]
-        self.averaging.answered(server_round, answers)
+        self.averaging.summarize(server_round, answers)
         return found
 
     def evaluate(
@@ -141,8 +137,10 @@ class _Averaged(_Next):
         inner = super().evaluate
 
         def metrics(average: Parameters) -> dict[str, Any]:
-            found = inner(server_round, average)
-            return {} if found is None else {"loss": found[0], **found[1]}
+            result = inner(server_round, average)
+            return {} if result is None else {"loss": result[0], **result[1]}
 
-        loss, own = plain
-        return loss, {**own, **self.averaging.evaluate({"loss": loss, **own}, metrics)}
+        return plain[0], {**plain[1], **self.averaging.evaluate(metrics)}
+
+
+only_inside(INTERFACE.private, _Averaged)

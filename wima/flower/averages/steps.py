@@ -6,111 +6,101 @@ from, not where the loss decreases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from math import inf
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from wima.core.vector import Vector
-from wima.flower.averages.models import Arrays, Models, flatten, log, shapes_of
-from wima.simulation.engines.base import RunningMean
+from wima.flower.arrays import Arrays, flatten, log, shapes_of
+from wima.simulation.round import RunningMean
 
-Packed = TypeVar("Packed")  # Flower's type of a model
 Reply = TypeVar("Reply")
-Read: TypeAlias = Callable[[Reply], tuple[Packed, float] | None]  # a client's model, its weight
 
 
 def overhear(replies: Iterable[Reply], take: Callable[[Reply], None]) -> Iterable[Reply]:
     """Pass each reply to `take` and return the replies; an iterator is not consumed early."""
+
+    def passing(replies: Iterator[Reply]) -> Iterator[Reply]:
+        for reply in replies:
+            take(reply)
+            yield reply
+
     if isinstance(replies, Iterator):
-        return _passing(replies, take)
+        return passing(replies)
     for reply in replies:
         take(reply)
     return replies
 
 
-def _passing(replies: Iterator[Reply], take: Callable[[Reply], None]) -> Iterator[Reply]:
-    for reply in replies:
-        take(reply)
-        yield reply
+class Steps:
+    """The model that was sent minus the weighted mean of the clients' models, in every round.
 
-
-class MeanStep:
-    """`start` minus the weighted mean of the clients' models.  Only a sum is kept, not the models.
-
-    Models that do not match `start` are left out: other arrays or non-finite numbers.
+    Only a sum is kept, not the models.  It is computed from the clients' replies, or, if the
+    strategy is private, from the models that it releases.  Models that do not match the one that
+    was sent are left out: other arrays or non-finite numbers.  Nothing that clients send raises an
+    error: what to do with their replies is for the strategy to decide.
     """
 
-    def __init__(self, start: Arrays, averaged: Sequence[str]) -> None:
-        self._start, self._averaged = flatten(start, averaged, torch.float64), averaged
-        self._shapes, self._mean = shapes_of(start), RunningMean()
-        self._room = torch.empty_like(self._start)  # allocated once, which is faster
-
-    def add(self, arrays: Arrays, weight: float) -> None:
-        """Add a client's model; `ValueError` if it is left out."""
-        if shapes_of(arrays) != self._shapes:
-            raise ValueError("the arrays of the model differ from those that were sent")
-        if any(arrays[name].dtype.kind not in "biuf" for name in self._averaged):
-            raise ValueError("the model has arrays that are not real numbers")
-        w = flatten(arrays, self._averaged, torch.float64, out=self._room)
-        if not bool(torch.isfinite(w.sum())):
-            raise ValueError("the model is not finite")
-        if not 0 <= weight < inf:
-            raise ValueError(f"the weight is {weight}")
-        self._mean.add(w, weight)
-
-    @property
-    def value(self) -> Vector | None:
-        """The mean step; None without models."""
-        mean = self._mean.value
-        return None if mean is None else self._start - mean
-
-
-class Steps(Generic[Packed]):
-    """Computes the mean step of every round, from the clients' replies or from released models.
-
-    released: the strategy is private, so only the models that it releases are used.
-    Never raises because of what clients sent: a reply that cannot be used is left out.
-    """
-
-    def __init__(self, unpack: Callable[[Packed], Arrays], *, released: bool) -> None:
+    def __init__(self, unpack: Callable[[Any], Arrays], *, released: bool) -> None:
         self._unpack, self._released = unpack, released
-        self._step: MeanStep | None = None
+        self._start: Vector | None = None  # what was sent; None if it cannot be used
         self._left_out = 0
 
-    def send(self, packed: Packed, models: Models) -> None:
-        """Start a round with the model that clients receive."""
-        self._step, self._left_out = None, 0
+    def send(
+        self, packed: Any, averaged: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        """Start a round with the model that clients receive.
+
+        averaged: the arrays in the order of the vector; shapes: those of the global models.
+        """
+        self._start, self._left_out, self._mean = None, 0, RunningMean()
+        self._averaged, self._shapes = averaged, shapes
         with suppress(Exception):  # a model that cannot be read is for the strategy to handle
             start = self._unpack(packed)
-            if models.has_shapes_of(start):
-                self._step = MeanStep(start, models.averaged)
+            if shapes_of(start) == shapes:
+                self._start = flatten(start, averaged, torch.float64)
+                self._room = torch.empty_like(self._start)  # allocated once, which is faster
 
-    def listen(self, replies: Iterable[Reply], read: Read[Reply, Packed]) -> Iterable[Reply]:
-        """The replies, unchanged; each is added to the mean on the way."""
-        if self._step is None or self._released:
-            return replies
-        return overhear(replies, partial(self._take, self._step, read))
+    def listen(
+        self, replies: Iterable[Reply], read: Callable[[Reply], tuple[Any, float] | None]
+    ) -> Iterable[Reply]:
+        """The replies, unchanged; each is added to the mean on the way.
 
-    def _take(self, step: MeanStep, read: Read[Reply, Packed], reply: Reply) -> None:
-        try:
-            found = read(reply)
-            if found is not None:
-                step.add(self._unpack(found[0]), float(found[1]))
-        except Exception:  # whatever it is, the strategy decides what to do with the reply
-            self._left_out += 1
+        read: a client's model and its weight; None if the client failed.
+        """
+
+        def take(reply: Reply) -> None:
+            try:
+                returned = read(reply)
+                if returned is not None:
+                    self._add(self._unpack(returned[0]), float(returned[1]))
+            except Exception:
+                self._left_out += 1
+
+        return replies if self._start is None or self._released else overhear(replies, take)
+
+    def _add(self, arrays: Arrays, weight: float) -> None:
+        """Add a client's model; `ValueError` if it is left out."""
+        same = shapes_of(arrays) == self._shapes
+        if not same or any(arrays[name].dtype.kind not in "biuf" for name in self._averaged):
+            raise ValueError("other arrays than those that were sent, or not of real numbers")
+        w = flatten(arrays, self._averaged, torch.float64, out=self._room)
+        if not bool(torch.isfinite(w.sum())) or not 0 <= weight < inf:
+            raise ValueError("the model or its weight is not finite, or the weight is negative")
+        self._mean.add(w, weight)
 
     def end(self, t: int, arrays: Arrays) -> Vector | None:
         """The mean step of round t, given the round's model; None if there is none."""
-        step, self._step = self._step, None
-        if step is None:
+        start, self._start = self._start, None
+        if start is None:
             return None
         if self._released:
             with suppress(ValueError):
-                step.add(arrays, 1.0)
+                self._add(arrays, 1.0)
         if self._left_out:
             log.warning("Round %s: replies not used to choose W: %s.", t, self._left_out)
-        return step.value
+        mean = self._mean.value
+        return None if mean is None else start - mean

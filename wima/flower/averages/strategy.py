@@ -2,33 +2,74 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid, strategy as strategies
-from flwr.serverapp.strategy import (
-    Result,
-    Strategy,
-)
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from wima.averaging import Averager
-from wima.core.errors import UsageError, check
-from wima.flower.arrays import to_numpy
-from wima.flower.averages import base
-from wima.flower.averages.models import Arrays, log
-from wima.flower.averages.privacy import Privacy, layers
+from wima.core.errors import check
+from wima.flower.arrays import Arrays, log, to_numpy
+from wima.flower.averages.state import Averaging, AveragingOptions, Interface, layers
 from wima.flower.averages.steps import overhear
 
 S = TypeVar("S", bound=Strategy)
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-PRIVACY = Privacy.of(strategies, "aggregate_train")
+
+
+def subclassed(strategy: Any, mixin: type, averaging: Averaging) -> None:
+    """Change the instance's class to a subclass of it that has the mixin's methods first.
+
+    The instance stays the same object: its fields, references to it, `isinstance` and methods that
+    its class defines, such as its own `start`, are unchanged.
+    """
+    own = type(strategy)
+    check(
+        not issubclass(own, mixin),
+        "The strategy is already averaged; pass several averagers as one list.",
+    )
+    body = {"__module__": own.__module__, "__doc__": own.__doc__}
+    strategy.__class__ = type(f"Averaged{own.__name__}", (mixin, own), body)
+    strategy.averaging = averaging
+
+
+def private_in(module: ModuleType) -> tuple[type, ...]:
+    """Flower's wrappers for differential privacy in one of its modules of strategies."""
+    names = [name for name in vars(module) if name.startswith(("DifferentialPrivacy", "DPFed"))]
+    return tuple(getattr(module, name) for name in names)
+
+
+def only_inside(wrappers: Iterable[Any], mixin: type) -> None:
+    """Make Flower's wrappers for differential privacy refuse a strategy that is averaged.
+
+    Such a strategy cannot refuse by itself: it never learns of its wrapper.
+    """
+
+    def checked(construct: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(construct)
+        def construct_checked(self: Any, strategy: Any, *args: Any, **kwargs: Any) -> None:
+            name = type(self).__name__
+            check(
+                not any(isinstance(layer, mixin) for layer in layers(strategy)),
+                f"{name}(averaged(...)) would average the models before {name} adds its noise, and "
+                "their average would be released without protection. Put the average outside: "
+                f"averaged({name}(...)), where it only sees private models.",
+            )
+            construct(self, strategy, *args, **kwargs)
+
+        return construct_checked
+
+    for wrapper in wrappers:
+        wrapper.__init__ = checked(wrapper.__init__)
 
 
 def averaged(
-    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[base.AveragingOptions]
+    strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[AveragingOptions]
 ) -> S:
     """Add averages of its global models to a strategy.
 
@@ -66,9 +107,7 @@ def averaged(
         f"averaged() takes an instance of flwr.serverapp.strategy.Strategy, got {strategy!r:.80}; "
         "for flwr.server.strategy.Strategy, use averaged_legacy().",
     )
-    interface = base.Interface(_pack, _unpack, PRIVACY)
-    averaging = base.Averaging(strategy, averagers, interface, options)
-    base.subclassed(strategy, _Averaged, averaging)
+    subclassed(strategy, _Averaged, Averaging(strategy, averagers, INTERFACE, options))
     return strategy
 
 
@@ -80,38 +119,18 @@ def _unpack(record: ArrayRecord) -> Arrays:
     return {name: to_numpy(array) for name, array in record.items()}  # copies
 
 
-def _returned(strategy: Strategy, reply: Message) -> tuple[ArrayRecord, float] | None:
-    """A client's model and its weight, as FedAvg would use them; None if the client failed.
-
-    If a strategy does not say how it weights clients, all weights are 1.
-    """
-    if reply.has_error():
-        return None
-    models = {n: r for n, r in reply.content.items() if isinstance(r, ArrayRecord)}
-    metrics = [r for r in reply.content.values() if isinstance(r, MetricRecord)]
-    name = _said(strategy, "arrayrecord_key") if len(models) > 1 else next(iter(models))
-    key = _said(strategy, "weighted_by_key")
-    weight: Any = 1.0 if key is None else metrics[0][key]
-    return models[name], weight
+INTERFACE = Interface(_pack, _unpack, FedAvg, "aggregate_train", private_in(strategies))
 
 
-def _metrics(strategy: Strategy, reply: Message) -> Iterator[dict[str, Any]]:
-    """Yields the metrics of a client without its weight, unless the client failed."""
-    if not reply.has_error():
-        weights = {"num-examples", _said(strategy, "weighted_by_key")}
-        records = reply.content.metric_records.values()
-        yield {n: v for record in records for n, v in record.items() if n not in weights}
-
-
-def _said(strategy: Strategy, name: str) -> Any:
+def _innermost(strategy: Strategy, name: str) -> Any:
     """The attribute of the innermost strategy that has it; None if none does."""
-    found = [getattr(layer, name) for layer in layers(strategy) if hasattr(layer, name)]
-    return found[-1] if found else None
+    values = [getattr(layer, name) for layer in layers(strategy) if hasattr(layer, name)]
+    return values[-1] if values else None
 
 
 # In the method resolution order, the instance's own class comes next; FedAvg stands in for it.
 if TYPE_CHECKING:
-    from flwr.serverapp.strategy import FedAvg as _Next
+    _Next = FedAvg
 else:
     _Next = Strategy
 
@@ -119,69 +138,71 @@ else:
 class _Averaged(_Next):
     """The methods that `averaged` puts before those of a strategy's own class."""
 
-    averaging: base.Averaging[ArrayRecord]
+    averaging: Averaging
 
     def summary(self) -> None:
-        PRIVACY.refuse_outside(self)
         averaging = self.averaging
         log.info("\t├──> Averages: %s; served: %s", ", ".join(averaging.names), averaging.served)
         super().summary()
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        inner, self.averaging.clients = super().start, {}
+        inner, averaging = super().start, self.averaging
+        averaging.clients = {}
         parameters = inspect.signature(inner).parameters
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-        given = defaults | dict(zip(parameters, args, strict=False)) | kwargs
-        if "initial_arrays" in given:
-            self.averaging.begin(given["initial_arrays"], given.get("num_rounds"))
-        evaluate_fn = given.get("evaluate_fn")
-        if evaluate_fn is not None:
-            given["evaluate_fn"] = self._both(evaluate_fn)
-        elif self.averaging.serving.serve == "better":
-            raise UsageError(
-                "serve='better' compares the models by the server's evaluation: pass `start` an "
-                "evaluate_fn, or choose serve='plain' or 'average'."
-            )
-        return self._with_models(inner(**given))
-
-    def _both(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            plain = evaluate_fn(server_round, arrays)
-            found = dict(plain or {})
-            found |= self.averaging.evaluate(
-                found, lambda average: dict(evaluate_fn(server_round, average) or {})
-            )
-            return MetricRecord(found) if found else plain
-
-        return evaluate
-
-    def _with_models(self, result: Result) -> Result:
-        """The result of the class's own `start`, with all models."""
-        self.averaging.save()
-        models, served = self.averaging.models(), self.averaging.served
+        settings = defaults | dict(zip(parameters, args, strict=False)) | kwargs
+        if "initial_arrays" in settings:
+            averaging.begin(settings["initial_arrays"], settings.get("num_rounds"))
+        if settings.get("evaluate_fn") is not None:
+            settings["evaluate_fn"] = self._evaluates_all(settings["evaluate_fn"])
+        result = inner(**settings)
+        averaging.save()
         if isinstance(result, Result):
-            clients = self.averaging.clients
-            vars(result).update(models=models, served=served, clients=clients)
+            models, served = averaging.models(), averaging.served
+            vars(result).update(models=models, served=served, clients=averaging.clients)
             if served != "plain":
                 result.arrays = models[served]
             log.info("result.arrays is the model %r; result.models has %s.", served, [*models])
             if result.evaluate_metrics_clientapp:
-                log.info("Clients evaluated the model %r.", self.averaging.evaluated)
+                log.info("Clients evaluated the model %r.", averaging.evaluated)
         return result
+
+    def _evaluates_all(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            plain = evaluate_fn(server_round, arrays)
+            averages = self.averaging.evaluate(
+                lambda average: dict(evaluate_fn(server_round, average) or {})
+            )
+            metrics = {**(plain or {}), **averages}
+            return MetricRecord(metrics) if metrics else plain
+
+        return evaluate
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        PRIVACY.refuse_outside(self)
         self.averaging.send(arrays)
         return super().configure_train(self.averaging.round(server_round), arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        def read(reply: Message) -> tuple[ArrayRecord, Any] | None:
+            """A client's model and its weight, as FedAvg would use them.
+
+            If a strategy does not say how it weights clients, all weights are 1.
+            """
+            if reply.has_error():
+                return None
+            models = {n: r for n, r in reply.content.items() if isinstance(r, ArrayRecord)}
+            metrics = [r for r in reply.content.values() if isinstance(r, MetricRecord)]
+            several = len(models) > 1
+            name = _innermost(self, "arrayrecord_key") if several else next(iter(models))
+            key = _innermost(self, "weighted_by_key")
+            return models[name], 1.0 if key is None else metrics[0][key]
+
         t = self.averaging.round(server_round)
-        replies = self.averaging.listen(replies, partial(_returned, self))
-        arrays, metrics = super().aggregate_train(t, replies)
+        arrays, metrics = super().aggregate_train(t, self.averaging.listen(replies, read))
         if arrays:  # empty if all clients failed
             self.averaging.add(t, arrays)
         return arrays, metrics
@@ -196,7 +217,17 @@ class _Averaged(_Next):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         answers: list[dict[str, Any]] = []
-        replies = overhear(replies, lambda reply: answers.extend(_metrics(self, reply)))
-        found = super().aggregate_evaluate(self.averaging.round(server_round), replies)
-        self.averaging.answered(server_round, answers)
-        return found
+        weights = {"num-examples", _innermost(self, "weighted_by_key")}
+
+        def take(reply: Message) -> None:
+            if not reply.has_error():
+                records = reply.content.metric_records.values()
+                answers.append({n: v for r in records for n, v in r.items() if n not in weights})
+
+        t = self.averaging.round(server_round)
+        metrics = super().aggregate_evaluate(t, overhear(replies, take))
+        self.averaging.summarize(server_round, answers)
+        return metrics
+
+
+only_inside(INTERFACE.private, _Averaged)

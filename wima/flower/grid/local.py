@@ -1,4 +1,4 @@
-"""Runs any Flower app on our own processes, without Ray, and reproducibly from a seed.
+"""Runs any Flower app on our own processes, reproducibly from a seed.
 
 `run_flower(server_app, client_app, nodes=100)` runs an app unchanged; `LocalGrid` is the grid to
 pass to a strategy's `start`.
@@ -8,26 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import deepcopy
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Self
 
 from flwr.app import Context, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
-
-# These two are not part of Flower's public API.
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from wima.core.checks import check_count
 from wima.core.errors import check
 from wima.core.machine import cores
 from wima.core.randomness import rng
-from wima.flower.grid.generators import preserved, seed_all
-from wima.flower.grid.node import failed
-from wima.flower.grid.runners import InThisProcess, InWorkers, NodeRunner
+from wima.core.vector import one_thread
+from wima.flower.generators import preserved, seed_all
+from wima.flower.grid.node import Workers, failed, visit
+from wima.flower.private import SUPERLINK_NODE_ID, ErrorCode, Run, TaskIdentity
 
 # The first number after the seed in addresses of random numbers.
 SERVER, NODE_IDS, VISITS = 0, 1, 2
@@ -86,16 +83,16 @@ class LocalGrid(Grid):
         self.seed = seed
         run_id, *ids = _ids(seed, nodes + 1)
         self._run = Run.create_empty(run_id)
-        self._nodes = {
-            node_id: Node(k, _context(run_id, node_id, k, nodes, run_config or {}))
-            for k, node_id in enumerate(ids)
-        }
+        self._nodes: dict[int, Node] = {}
+        for k, node_id in enumerate(ids):
+            config: dict[str, UserConfigValue] = {"partition-id": k, "num-partitions": nodes}
+            context = Context(run_id, node_id, config, RecordDict(), dict(run_config or {}))
+            self._nodes[node_id] = Node(k, context)
         self._replies: dict[str, Future[Message]] = {}  # by the id of the message
         self._sent, self._lock = 0, RLock()
-        self._pool: NodeRunner = (
-            InThisProcess(client_app) if workers == 1 else InWorkers(client_app, workers)
-        )
-        self._threads = None if workers == 1 else ThreadPoolExecutor(workers)
+        self._app = client_app
+        self._workers = None if workers == 1 else Workers(client_app, workers)
+        self._threads = None if workers == 1 else ThreadPoolExecutor(workers)  # one per worker
 
         self._generators = preserved()
         TaskIdentity.task_id = 1  # Flower stamps the messages that this process makes
@@ -113,9 +110,9 @@ class LocalGrid(Grid):
 
     def close(self) -> None:
         """End the worker processes; pending messages are dropped."""
-        if self._threads is not None:
+        if self._threads is not None and self._workers is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
-        self._pool.close()
+            self._workers.close()
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -175,7 +172,12 @@ class LocalGrid(Grid):
         if before is not None:
             wait([before])  # it started earlier, so there is no deadlock
         address = (self.seed, VISITS, node.partition, count)
-        reply, state = self._pool.visit(message, node.context, address)
+        if self._workers is not None:
+            reply, state = self._workers.visit(message, node.context, address)
+        else:
+            # The same content is often sent to many nodes, and some apps remove arrays from it.
+            with preserved(), one_thread():
+                reply, state = visit(self._app, *deepcopy((message, node.context)), address)
         if state is not None:
             node.context.state = state
         vars(reply.metadata)["_message_id"] = f"{message.metadata.message_id}-reply"
@@ -228,17 +230,10 @@ def run_flower(
 
 def _ids(seed: int, count: int) -> list[int]:
     """Distinct 63-bit numbers; the first ones do not depend on the count."""
-    draws, found = rng("flower", seed, NODE_IDS), dict[int, None]()
-    while len(found) < count:
-        found[int(draws.integers(1, 2**63))] = None
-    return list(found)
-
-
-def _context(
-    run_id: int, node_id: int, partition: int, nodes: int, config: Mapping[str, UserConfigValue]
-) -> Context:
-    where: dict[str, UserConfigValue] = {"partition-id": partition, "num-partitions": nodes}
-    return Context(run_id, node_id, where, RecordDict(), dict(config))
+    draws, ids = rng("flower", seed, NODE_IDS), dict[int, None]()
+    while len(ids) < count:
+        ids[int(draws.integers(1, 2**63))] = None
+    return list(ids)
 
 
 def _done(message: Message) -> Future[Message]:

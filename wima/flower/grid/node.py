@@ -1,4 +1,4 @@
-"""Handles one message at one node with a Flower ClientApp, and the worker process that does so.
+"""Runs nodes of any Flower app, also in worker processes, which keep the ClientApp.
 
 Messages and contexts are sent between processes in Flower's own serialisation.  The ClientApp is
 sent once, with cloudpickle over a pipe from the parent.
@@ -6,31 +6,20 @@ sent once, with cloudpickle over a pipe from the parent.
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import signal
-import sys
 import traceback
 from collections.abc import Sequence
-from typing import BinaryIO
+from queue import SimpleQueue
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-# Flower's serialisation and error codes are not part of its public API.
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import (
-    context_from_proto,
-    context_to_proto,
-    message_from_proto,
-    message_to_proto,
-)
-from flwr.proto.message_pb2 import Context as ContextProto, Message as MessageProto
-
+from wima.core.errors import RunError, UsageError
 from wima.core.vector import one_thread
-from wima.flower.averages.models import log
-from wima.flower.grid.generators import seed_all
+from wima.core.workers import Exited, Parent, Worker, end, pickled
+from wima.flower.arrays import log
+from wima.flower.generators import seed_all
+from wima.flower.private import ErrorCode, context_bytes, context_of, message_bytes, message_of
 
 
 def visit(
@@ -56,67 +45,77 @@ def failed(message: Message, code: int, error: BaseException) -> Message:
     return Message(Error(code, f"{type(error)}:<'{error}'>"), reply_to=message)
 
 
-def message_bytes(message: Message) -> bytes:
-    return bytes(message_to_proto(message).SerializeToString())
+class Workers:
+    """Run nodes in processes with one thread each; one that exits is replaced."""
 
+    def __init__(self, app: ClientApp, workers: int) -> None:
+        refused = "The ClientApp cannot be sent to worker processes ({}); use workers=1."
+        self._app = pickled(app, refused)
+        self._all = [Worker(__name__) for _ in range(workers)]
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        try:
+            for worker in self._all:  # they start at the same time
+                worker.send({}, self._app)
+            for worker in self._all:
+                self._ready(worker)
+                self._idle.put(worker)
+        except BaseException:
+            self.close()
+            raise
 
-def message_of(data: bytes) -> Message:
-    return message_from_proto(MessageProto.FromString(data))
+    def _ready(self, worker: Worker) -> None:
+        """Wait until the worker has loaded the app."""
+        try:
+            ((header, _),) = worker.receive()
+        except Exited as exited:
+            raise RunError(f"A worker did not start: {exited}") from None
+        if "error" in header:
+            raise UsageError(
+                f"A worker cannot load the ClientApp ({header['error']}); its modules must be "
+                "importable there, or use workers=1, which needs no worker."
+            )
 
+    def visit(
+        self, message: Message, context: Context, address: Sequence[int]
+    ) -> tuple[Message, RecordDict | None]:
+        """As the function `visit`; may be called from several threads."""
+        worker = self._idle.get()
+        try:
+            header = {"address": list(address)}
+            worker.send(header, message_bytes(message), context_bytes(context))
+            ((_, (reply, *changed)),) = worker.receive()
+        except Exited as exited:
+            end([worker])
+            index, worker = self._all.index(worker), Worker(__name__)
+            self._all[index] = worker
+            worker.send({}, self._app)
+            self._ready(worker)
+            return failed(message, ErrorCode.UNKNOWN, exited), None
+        finally:
+            self._idle.put(worker)
+        return message_of(reply), context_of(changed[0]).state if changed else None
 
-def context_bytes(context: Context) -> bytes:
-    return bytes(context_to_proto(context).SerializeToString())
-
-
-def context_of(data: bytes) -> Context:
-    return context_from_proto(ContextProto.FromString(data))
-
-
-def write_frames(file: BinaryIO, *frames: bytes) -> None:
-    """Write each frame, preceded by its length."""
-    for frame in frames:
-        file.write(len(frame).to_bytes(8, "little"))
-        file.write(frame)
-    file.flush()
-
-
-def read_frame(file: BinaryIO) -> bytes:
-    """The next frame; raises `EOFError` if the other side has exited."""
-    head = file.read(8)
-    size = int.from_bytes(head, "little")
-    frame = file.read(size) if len(head) == 8 else b""
-    if len(head) < 8 or len(frame) < size:
-        raise EOFError
-    return frame
+    def close(self) -> None:
+        end(self._all)
 
 
 def main() -> None:
-    """Run nodes until standard input closes, which it does when the parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    inbox, outbox = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the app prints must not look like a reply
+    """Run nodes until the parent ends, as a worker."""
+    parent = Parent()
+    _, (pickled_app,) = next(parent)
     try:
-        app = pickle.loads(read_frame(inbox))
+        app = pickle.loads(pickled_app)
     except Exception as error:
-        write_frames(outbox, f"{type(error).__name__}: {error}".encode())
+        parent.send({"error": f"{type(error).__name__}: {error}"})
         return
-    write_frames(outbox, b"")
+    parent.send({})
     with one_thread():
-        while True:
+        for header, parts in parent:
+            message, context = message_of(parts[0]), context_of(parts[1])
+            reply, state = visit(app, message, context, header["address"])
             try:
-                address, message, context = (read_frame(inbox) for _ in range(3))
-            except EOFError:
-                return
-            write_frames(outbox, *_answer(app, address, message, context))
-
-
-def _answer(app: ClientApp, address: bytes, message: bytes, context: bytes) -> tuple[bytes, bytes]:
-    """The reply and the new context, which is empty if the app failed."""
-    changed = context_of(context)
-    reply, state = visit(app, message_of(message), changed, json.loads(address))
-    if state is None:
-        return message_bytes(reply), b""
-    try:
-        return message_bytes(reply), context_bytes(changed)
-    except Exception as error:  # a record that Flower cannot serialise
-        return message_bytes(failed(message_of(message), ErrorCode.UNKNOWN, error)), b""
+                changed = [] if state is None else [context_bytes(context)]
+                answer = [message_bytes(reply), *changed]
+            except Exception as error:  # a record that Flower cannot serialise
+                answer = [message_bytes(failed(message, ErrorCode.UNKNOWN, error))]
+            parent.send({}, *answer)

@@ -30,11 +30,10 @@ from wima.core.vector import Vector, one_thread
 from wima.core.version import __version__
 from wima.data.cache import cache
 from wima.simulation.engines import NAMES
-from wima.simulation.engines.base import Setup, first_state
 from wima.simulation.engines.processes import Processes
 from wima.simulation.options import RunOptions
 from wima.simulation.reference import Reference
-from wima.simulation.round import Engine, Serial
+from wima.simulation.round import Engine, Serial, Setup, first_state
 from wima.storage.files import replace_text
 from wima.storage.reading import read_text
 

@@ -21,11 +21,9 @@ from wima.algorithms.base import Local
 from wima.core.errors import UsageError, check
 from wima.core.randomness import rng
 from wima.core.vector import Vector
-from wima.data.batches import everything, shortened
-from wima.data.mapped import as_tensor, release
-from wima.simulation.engines.base import Setup
-from wima.simulation.local import Problem, Solved, solved
-from wima.simulation.round import Engine
+from wima.data.federated import as_tensor, release
+from wima.simulation.local import Problem, Solved, everything, shortened, solved
+from wima.simulation.round import Engine, Setup
 from wima.simulation.workspace import Workspace, seeded
 
 Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

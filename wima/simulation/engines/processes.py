@@ -22,14 +22,13 @@ from wima.core.errors import RunError, check
 from wima.core.machine import keep_freed_memory
 from wima.core.vector import Vector
 from wima.core.workers import Exited, Parent, Worker, end, pickled
-from wima.data.batches import LocalSGD
 from wima.data.federated import FederatedData
-from wima.simulation.engines.base import Setup
 from wima.simulation.engines.shared import Handle, Shared, SlotHandles, Slots, allocate
 from wima.simulation.local import Problem, Solved, Solver
-from wima.simulation.measures.evaluation import Evaluation
+from wima.simulation.measures.base import Evaluation
 from wima.simulation.measures.job import EvaluationJob, job_of
-from wima.simulation.round import Engine
+from wima.simulation.options import LocalSGD
+from wima.simulation.round import Engine, Setup
 from wima.simulation.task import Task
 
 _ATTEMPTS = 3  # workers that exit at the same job before the run fails

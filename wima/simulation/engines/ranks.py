@@ -29,19 +29,18 @@ from wima.core.machine import keep_freed_memory
 from wima.core.signals import handled_by
 from wima.core.vector import Vector, one_thread
 from wima.core.version import __version__
-from wima.data.batches import shortened
-from wima.simulation.engines.base import Setup
 from wima.simulation.local import (
     Problem,
     Solved,
     fields_of,
     named_vectors,
     problem_of,
+    shortened,
     solved,
     vectors_of,
 )
 from wima.simulation.measures.job import EvaluationJob, job_of
-from wima.simulation.round import Engine
+from wima.simulation.round import Engine, Setup
 from wima.simulation.task import data_checksum
 
 _COMMAND = (

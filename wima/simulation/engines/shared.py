@@ -18,16 +18,9 @@ from wima.algorithms.base import Visit
 from wima.core.errors import RunError, check
 from wima.core.machine import reserve
 from wima.core.vector import Vector
-from wima.data.mapped import keep_file
-from wima.simulation.engines.base import Setup
-from wima.simulation.local import (
-    Problem,
-    Solved,
-    fields_of,
-    problem_of,
-    solved,
-    vectors_of,
-)
+from wima.data.federated import keep_file
+from wima.simulation.local import Problem, Solved, fields_of, problem_of, solved, vectors_of
+from wima.simulation.round import Setup
 
 MEMORY = "/dev/shm"
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wima.core.errors import check
-from wima.simulation.measures.base import Better, Entries, Examples, Measure
+from wima.simulation.measures.base import Better, Entries, Measure
 
 BINS = 15
 Bins: TypeAlias = list[tuple[int, float, float]]  # predictions, sum of confidences, correct ones
@@ -29,8 +29,8 @@ class Calibration(Measure):
     def __init__(self, metric: Any) -> None:
         self._metric = metric  # may leave out some predictions, such as padding
 
-    def part(self, examples: Examples) -> Bins:
-        return bins_of(*flat(self._metric, examples.output, examples.y))
+    def part(self, output: Tensor, y: Tensor) -> Bins:
+        return bins_of(*flat(self._metric, output, y))
 
     def combine(self, parts: list[Bins]) -> Bins:
         return [

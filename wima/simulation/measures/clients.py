@@ -7,13 +7,12 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from wima.core.errors import UsageError, check
 from wima.core.statistics import summary
 from wima.data.federated import Array, FederatedData
-from wima.simulation.measures.base import Entries, Examples, Measure
-from wima.simulation.measures.metrics import total
-from wima.simulation.objectives import Metric
+from wima.simulation.measures.base import Entries, Measure, Metric, total
 from wima.simulation.options import RunOptions
 
 Summaries: TypeAlias = dict[str, dict[str, Any]]  # by model
@@ -30,15 +29,16 @@ class Clients(Measure):
     def due(self, t: int, options: RunOptions) -> bool:
         return options.evaluates_clients(t)
 
-    def part(self, examples: Examples) -> list[tuple[int, float, int]]:
+    def part_with_clients(
+        self, output: Tensor, y: Tensor, clients: Array | None
+    ) -> list[tuple[int, float, int]]:
         """Client, sum and count for each block of consecutive examples of one client."""
-        owners = examples.clients
-        assert owners is not None
-        starts = [0, *(np.flatnonzero(owners[1:] != owners[:-1]) + 1).tolist(), len(owners)]
+        assert clients is not None
+        starts = [0, *(np.flatnonzero(clients[1:] != clients[:-1]) + 1).tolist(), len(clients)]
         return [
-            (int(owners[a]), *total(self._metric, Examples(examples.output[a:b], examples.y[a:b])))
+            (int(clients[a]), *total(self._metric, output[a:b], y[a:b]))
             for a, b in pairwise(starts)
-            if owners[a] >= 0
+            if clients[a] >= 0
         ]
 
     def combine(self, parts: list[list[tuple[int, float, int]]]) -> dict[int, float]:

@@ -12,9 +12,8 @@ from wima.algorithms.base import Local
 from wima.core.checks import check_count, check_rate
 from wima.core.vector import Vector
 from wima.simulation.local import Problem, Solver
-from wima.simulation.measures.base import Entries
+from wima.simulation.measures.base import Entries, Total
 from wima.simulation.measures.clients import summaries
-from wima.simulation.measures.metrics import Total
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 from wima.core.errors import UsageError, check
 from wima.core.randomness import rng
 from wima.core.vector import Vector
-from wima.simulation.engines.base import located
-from wima.simulation.local import Solver
-from wima.simulation.measures.base import Better, Entries, Measure
+from wima.simulation.local import Solver, located
+from wima.simulation.measures.base import Better, Entries, Evaluation, Measure
 from wima.simulation.measures.calibration import Calibration
 from wima.simulation.measures.clients import Clients, check_clients
-from wima.simulation.measures.evaluation import Evaluation
 from wima.simulation.measures.finetune import FineTune
 from wima.simulation.options import RunOptions
 from wima.simulation.task import Task

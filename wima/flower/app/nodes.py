@@ -1,4 +1,4 @@
-"""The connected nodes of a grid, and which client each of them is."""
+"""The connected nodes of a grid, which client each of them is, and how long to wait for them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from wima.core.checks import check_count, check_range, check_rate, check_switch
 from wima.core.errors import RunError
 from wima.core.randomness import rng
-from wima.flower.app.options import Options
-from wima.flower.app.records import entry
+from wima.flower.arrays import entry
 from wima.storage.files import replace_text
 
 log = logging.getLogger(__name__)
@@ -24,14 +24,45 @@ LOOK_FOR_NODES = 2.0  # seconds between polls for connected nodes
 INTRODUCTION = 10.0  # seconds that nodes have in a server's first round to say who they are
 
 
-class Answers(NamedTuple):
-    """Replies by node, and the nodes that did not reply, with the reason."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How long to wait for nodes, and which of their updates to accept.
 
-    replies: dict[int, Message]
-    lost: dict[int, str]
+    start_nodes: connected nodes that the first round waits for; 0: one per client.
+    min_nodes: connected nodes that every round waits for.
+    wait_seconds: how long to wait for them before the run fails.
+    round_seconds: how long a round waits for replies; later ones are left out of the round.
+    robust: leave out invalid updates and log a warning; if false, an invalid update ends the run.
+    largest_norm: an update is invalid if its norm is more than this many times the median.
+    most_examples: the largest number of examples that a client counts with; 0: its number in the
+    data set of the settings.
+
+    Examples:
+        >>> from wima.flower import Options
+        >>> options = Options(min_nodes=5, round_seconds=60.0)
+        >>> options.robust
+        True
+    """
+
+    start_nodes: int = 0
+    min_nodes: int = 1
+    wait_seconds: float = 600.0
+    round_seconds: float = 600.0
+    robust: bool = True
+    largest_norm: float = 1000.0
+    most_examples: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("start-nodes", self.start_nodes, least=0)
+        check_count("min-nodes", self.min_nodes)
+        check_rate("wait-seconds", self.wait_seconds)
+        check_rate("round-seconds", self.round_seconds)
+        check_switch("robust", self.robust)
+        check_range("largest-norm", self.largest_norm, above=1)
+        check_count("most-examples", self.most_examples, least=0)
 
 
-class Roster:
+class Nodes:
     """Keeps track of nodes as they connect and disconnect, and exchanges messages with them.
 
     If several nodes claim to be the same client, the first takes part; a later one takes part only
@@ -64,8 +95,11 @@ class Roster:
                 first.setdefault(client, node)
         return {client: node for client, node in first.items() if node not in busy}
 
-    def ask(self, messages: list[Message]) -> Answers:
-        """Send messages and return the replies in time.  Nodes that leave are not waited for."""
+    def ask(self, messages: list[Message]) -> tuple[dict[int, Message], dict[int, str]]:
+        """Send messages; returns the replies in time by node, and why other nodes are lost.
+
+        Nodes that leave are not waited for.
+        """
         waiting = self._push(messages)
         replies: dict[int, Message] = {}
         lost: dict[int, str] = {}
@@ -89,7 +123,7 @@ class Roster:
         for node in waiting.values():
             lost[node] = f"no reply within {self._options.round_seconds:g} s"
         self._late |= waiting
-        return Answers(replies, lost)
+        return replies, lost
 
     def _wait(self, t: int) -> None:
         """Wait until enough nodes are connected and have said which client they are."""
@@ -123,9 +157,9 @@ class Roster:
         for node in set(self._client) - there:
             log.warning("Node %d (client %d) left.", node, self._client.pop(node))
         self._refused &= there
-        strangers = there - set(self._client) - set(self._asked.values()) - self._refused
-        if strangers:
-            questions = [Message(RecordDict(), n, MessageType.QUERY) for n in sorted(strangers)]
+        new = there - set(self._client) - set(self._asked.values()) - self._refused
+        if new:
+            questions = [Message(RecordDict(), n, MessageType.QUERY) for n in sorted(new)]
             self._asked |= self._push(questions)
         for node, reply in self._pull(self._asked):
             self._introduce(node, reply)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import isnan
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from wima.core.errors import check
-from wima.report.statistics import Interval
 
 PLAIN = "plain"  # the model that is not averaged
 MINUS = "\N{MINUS SIGN}"
@@ -24,6 +23,19 @@ def lower_is_better(metric: str, environments: Iterable[Mapping[str, Any]] = ())
         if stated in ("lower", "higher"):
             return bool(stated == "lower")
     return "loss" in metric or "error" in metric or metric == "ece"
+
+
+class Gain(Protocol):
+    """A difference with half the width of its interval, which is NaN if there is none."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def half(self) -> float: ...
+    @property
+    def basis(self) -> str: ...
+    @property
+    def marked(self) -> bool: ...
 
 
 class Measure(NamedTuple):
@@ -73,7 +85,7 @@ class Measure(NamedTuple):
         second = self.number(deviation)
         return self.number(mean) + (f" ± {second}" if second else "")
 
-    def interval(self, gain: Interval) -> str:
+    def interval(self, gain: Gain) -> str:
         """A gain with its interval; * if from a single run, † if significant after Holm."""
         mean = self.number(gain.mean, signed=True)
         if isnan(gain.half):
