@@ -167,6 +167,12 @@ def test_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page):
+    for name in re.findall(r"`((?:wima|tests|examples|benchmarks)/[\w/.-]+)`", text_of(page)):
+        assert (ROOT / name).exists(), name
+
+
 def test_pages_that_messages_and_docstrings_name_exist():
     for folder in ("wima", "examples", "benchmarks", "tests"):
         for path in (ROOT / folder).rglob("*.py"):

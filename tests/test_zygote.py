@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -68,7 +69,7 @@ def probe(folder: Path) -> tuple[int, str]:
     (folder / "probe.py").write_text(PROBE)
     reading, writing = os.pipe()
     os.write(writing, b"passed")
-    path = f'["{folder}"]'
+    path = json.dumps([str(folder), *sys.path])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     heard = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -130,10 +130,8 @@ class FederatedData:
         return self.x[rows], self.y[rows]
 
     def _rows(self, i: int) -> slice:
-        check(
-            0 <= i < self.num_clients,
-            f"client must be a number in 0..{self.num_clients - 1}, got {i}.",
-        )
+        if not 0 <= i < self.num_clients:  # called for every visit
+            raise UsageError(f"client must be a number in 0..{self.num_clients - 1}, got {i}.")
         return slice(int(self.offsets[i]), int(self.offsets[i + 1]))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
