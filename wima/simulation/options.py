@@ -13,14 +13,15 @@ from math import ceil, cos, pi
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from wima.averaging.swa import Phase, check_start, start_round
 from wima.core.checks import (
     check_count,
     check_one_of,
     check_range,
     check_rate,
+    check_start,
     check_switch,
     is_count,
+    start_round,
 )
 from wima.core.errors import check, unknown
 from wima.core.randomness import rng
@@ -360,7 +361,7 @@ class Cyclic:
     start: float = 0.75  # a round, or a share of all rounds if less than 1
     cycle: int = 10
     low: float = 0.01
-    phase: Phase = "fedsam"
+    phase: Literal["fedsam", "izmailov"] = "fedsam"
 
     def __post_init__(self) -> None:
         check_start("Cyclic.start", self.start)
