@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 
 from wima.averaging.base import Averager, Past
-from wima.core.checks import check_count, check_one_of, check_range
-from wima.core.errors import check
+from wima.core.checks import Phase, check_count, check_one_of, check_start, start_round
 from wima.core.vector import Vector
-
-Phase = Literal["fedsam", "izmailov"]
 
 
 class SWAState(NamedTuple):
@@ -87,17 +84,3 @@ class SWA(Averager):
 
     def value(self, state: SWAState) -> Vector:
         return state.mean.to(state.dtype, copy=True)
-
-
-def check_start(name: str, start: Any) -> None:
-    """Raise unless a start is a round 0, 1, ... or a share in (0, 1)."""
-    check_range(name, start, least=0)
-    whole = float(start).is_integer()
-    check(whole or start < 1, f"{name} must be a whole round or a share in (0, 1), got {start!r}.")
-
-
-def start_round(name: str, start: float, rounds: int) -> int:
-    """The round that `start` means in a run of that length."""
-    t = int(start * rounds) if 0 < start < 1 else int(start)
-    check(t < rounds, f"{name} must be a round of the run, 0 ... {rounds - 1}, got {start!r}.")
-    return t

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from wima.core.errors import check
 
@@ -73,3 +73,20 @@ def check_equal_weights(name: str, shape: str) -> None:
         f"{name}={shape!r} was removed, and with it all windows with unequal weights: omit it for "
         "the mean, or use another average, such as EMA.",
     )
+
+
+Phase: TypeAlias = Literal["fedsam", "izmailov"]  # of SWA and of its cyclic learning rate
+
+
+def check_start(name: str, start: Any) -> None:
+    """Raise unless a start is a round 0, 1, ... or a share in (0, 1)."""
+    check_range(name, start, least=0)
+    whole = float(start).is_integer()
+    check(whole or start < 1, f"{name} must be a whole round or a share in (0, 1), got {start!r}.")
+
+
+def start_round(name: str, start: float, rounds: int) -> int:
+    """The round that `start` means in a run of that length."""
+    t = int(start * rounds) if 0 < start < 1 else int(start)
+    check(t < rounds, f"{name} must be a round of the run, 0 ... {rounds - 1}, got {start!r}.")
+    return t

@@ -13,14 +13,16 @@ from math import ceil, cos, pi
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from wima.averaging.swa import Phase, check_start, start_round
 from wima.core.checks import (
+    Phase,
     check_count,
     check_one_of,
     check_range,
     check_rate,
+    check_start,
     check_switch,
     is_count,
+    start_round,
 )
 from wima.core.errors import check, unknown
 from wima.core.randomness import rng
