@@ -277,7 +277,7 @@ def _tar(folder: Path) -> None:
 def _read_tar(folder: Path) -> None:
     from wima.data.sets.cifar import member
 
-    member(folder, "a.bin", 100)
+    member(folder, "a.bin")
 
 
 def _cache(folder: Path) -> None:
