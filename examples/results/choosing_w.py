@@ -31,6 +31,8 @@ def main(path, folder=None):
     runs = list(finished(sheet, Path(path).parent))
     for line in table(sheet, runs):
         print("| " + " | ".join(line) + " |")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
     for column in sheet.columns if folder else []:
         name = re.sub(r"[^a-z0-9]+", "-", column.lower()).strip("-")
         draw(column, runs).savefig(Path(folder) / f"{name}.png", dpi=120)

@@ -73,6 +73,8 @@ def _report(folder: Path) -> None:
 
     measure = Measure()
     data = gather([folder], measure.metric)
+    if not data.runs:  # as `write_report` has it
+        raise UsageError(data.omitted[0].reason)
     tables, omitted = make_tables(data, measure)
     facts = {"title": "", "made": "", "version": "", "command": ""}
     for table in tables:
@@ -277,7 +279,7 @@ def _tar(folder: Path) -> None:
 def _read_tar(folder: Path) -> None:
     from wima.data.sets.cifar import member
 
-    member(folder, "a.bin", 100)
+    member(folder, "a.bin")
 
 
 def _cache(folder: Path) -> None:

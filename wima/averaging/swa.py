@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 
 from wima.averaging.base import Averager, Past
-from wima.core.checks import check_count, check_one_of, check_start, start_round
+from wima.core.checks import Phase, check_count, check_one_of, check_start, start_round
 from wima.core.vector import Vector
 
 
@@ -45,7 +45,7 @@ class SWA(Averager):
 
     start: float = 0.75  # a round, or a share of all rounds if less than 1
     cycle: int = 10
-    phase: Literal["fedsam", "izmailov"] = "fedsam"
+    phase: Phase = "fedsam"
     part: str = "all"
 
     def __post_init__(self) -> None:

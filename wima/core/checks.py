@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from wima.core.errors import check
 
@@ -73,6 +73,9 @@ def check_equal_weights(name: str, shape: str) -> None:
         f"{name}={shape!r} was removed, and with it all windows with unequal weights: omit it for "
         "the mean, or use another average, such as EMA.",
     )
+
+
+Phase: TypeAlias = Literal["fedsam", "izmailov"]  # of SWA and of its cyclic learning rate
 
 
 def check_start(name: str, start: Any) -> None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from wima.core.checks import (
+    Phase,
     check_count,
     check_one_of,
     check_range,
@@ -361,7 +362,7 @@ class Cyclic:
     start: float = 0.75  # a round, or a share of all rounds if less than 1
     cycle: int = 10
     low: float = 0.01
-    phase: Literal["fedsam", "izmailov"] = "fedsam"
+    phase: Phase = "fedsam"
 
     def __post_init__(self) -> None:
         check_start("Cyclic.start", self.start)
