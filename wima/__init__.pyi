@@ -51,3 +51,5 @@ from wima.simulation.task import Task as Task, make_task as make_task
 from wima.simulation.workspace import Batch as Batch
 from wima.training.array_window import ArrayWindow as ArrayWindow
 from wima.training.window_average import WindowAverage as WindowAverage
+
+Result = Run  # the name in version 0.1.0

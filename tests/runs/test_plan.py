@@ -38,9 +38,10 @@ def test_buckets_are_planned_as_large_as_they_grow():
     wima, rounds, task = WIMA(50, buckets=3), 400, task_of()
     plan = plan_of(wima, rounds=rounds)
     w = task.init(0)
-    state, largest = wima.init(w), 0
+    rule = wima.rule()
+    state, largest = rule.init(w), 0
     for _ in range(rounds):
-        state = wima.update(state, w, None)
+        state = rule.update(state, w, None)
         largest = max(largest, size(state))
     assert (
         plan.averages == largest == 13 * 8 * len(w)

@@ -25,7 +25,15 @@ from safetensors import SafetensorError, safe_open
 
 from wima.core.checks import check_count, check_one_of
 from wima.core.errors import check
-from wima.model_files.tensors import BY_NUMPY, STORED, Array, Spec, check_dtype, reading
+from wima.model_files.tensors import (
+    BY_NUMPY,
+    STORED,
+    Array,
+    Spec,
+    check_dtype,
+    open_archive,
+    reading,
+)
 from wima.storage.reading import TEXT, check_file, read_text
 
 TORCH = (".pt", ".pth", ".ckpt", ".bin")
@@ -40,7 +48,6 @@ IN_FOLDER = (
     "model.safetensors",
     "pytorch_model.bin",
 )
-UNPACKED, RATIO = 2**28, 100  # unpacked size limit: this many bytes, or RATIO times the file size
 HEADER = 12 + 10_000  # bytes: numpy refuses longer headers
 STORABLE = 2**63 - 1  # bytes; numpy and torch count them in 64 bits
 MALFORMED = (OSError, ValueError, zipfile.BadZipFile, zlib.error)
@@ -166,19 +173,6 @@ def _summed(path: Path, metadata: Mapping[str, str]) -> int:
         return max(1, int(about["last"]) - int(about["first"]) + 1)
 
 
-def check_unpacked(path: Path, size: int) -> None:
-    """Raise `UsageError` if a file unpacks to more than plausible data would (a zip bomb).
-
-    Compression reduces floats to about a half, images and text to about a tenth.
-    """
-    most = max(UNPACKED, RATIO * path.stat().st_size)
-    check(
-        size <= most,
-        f"{path} would unpack to {size:,} bytes, more than {RATIO} times its size; if it is yours, "
-        "save it without compression.",
-    )
-
-
 class Header(NamedTuple):
     """The header of an .npy file."""
 
@@ -252,39 +246,6 @@ class NpzFile:
     def close(self) -> None:
         self._open = None
         self._archive.close()
-
-
-def open_archive(path: Path) -> zipfile.ZipFile:
-    """Open a zip archive, such as an .npz file.
-
-    Raises `BadZipFile` if its members cannot have the sizes that they declare.
-    """
-    check_file(path)
-    try:
-        archive = zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile):
-        raise
-    except Exception as error:  # zipfile can raise anything on damaged data
-        raise zipfile.BadZipFile(f"{type(error).__name__}: {error}") from None
-    try:
-        _check_members(path, archive.infolist())
-    except BaseException:
-        archive.close()
-        raise
-    return archive
-
-
-def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
-    size = path.stat().st_size
-    for member in members:
-        stored = member.compress_type == zipfile.ZIP_STORED
-        known = stored or member.compress_type == zipfile.ZIP_DEFLATED
-        encrypted = member.flag_bits & 1
-        fits = member.header_offset >= 0 and member.header_offset + member.compress_size <= size
-        fits = fits and (member.file_size == member.compress_size or not stored)
-        if not known or encrypted or not fits:
-            raise zipfile.BadZipFile(f"{member.filename!r:.80} cannot be unpacked")
-    check_unpacked(path, sum(member.file_size for member in members))
 
 
 class ShardedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
@@ -12,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wima.core.errors import UsageError, check
+from wima.storage.reading import check_file
 
 Array: TypeAlias = NDArray[Any]
 
 # Dtypes have their safetensors names.  NumPy has no bfloat16: its bits are read as uint16.
+UNPACKED, RATIO = 2**28, 100  # unpacked size limit: this many bytes, or RATIO times the file size
 STORED: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -110,3 +113,49 @@ def reading(path: Path, errors: tuple[type[Exception], ...], what: str = "") -> 
         raise
     except errors as error:
         raise damaged(path, error, what) from None
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Raise `UsageError` if a file unpacks to more than plausible data would (a zip bomb).
+
+    Compression reduces floats to about a half, images and text to about a tenth.
+    """
+    most = max(UNPACKED, RATIO * path.stat().st_size)
+    check(
+        size <= most,
+        f"{path} would unpack to {size:,} bytes, more than {RATIO} times its size; if it is yours, "
+        "save it without compression.",
+    )
+
+
+def open_archive(path: Path) -> zipfile.ZipFile:
+    """Open a zip archive, such as an .npz file.
+
+    Raises `BadZipFile` if its members cannot have the sizes that they declare.
+    """
+    check_file(path)
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile):
+        raise
+    except Exception as error:  # zipfile can raise anything on damaged data
+        raise zipfile.BadZipFile(f"{type(error).__name__}: {error}") from None
+    try:
+        _check_members(path, archive.infolist())
+    except BaseException:
+        archive.close()
+        raise
+    return archive
+
+
+def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    size = path.stat().st_size
+    for member in members:
+        stored = member.compress_type == zipfile.ZIP_STORED
+        known = stored or member.compress_type == zipfile.ZIP_DEFLATED
+        encrypted = member.flag_bits & 1
+        fits = member.header_offset >= 0 and member.header_offset + member.compress_size <= size
+        fits = fits and (member.file_size == member.compress_size or not stored)
+        if not known or encrypted or not fits:
+            raise zipfile.BadZipFile(f"{member.filename!r:.80} cannot be unpacked")
+    check_unpacked(path, sum(member.file_size for member in members))

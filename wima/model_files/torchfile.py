@@ -16,8 +16,15 @@ import torch
 from torch import Tensor
 
 from wima.core.errors import UsageError, check
-from wima.model_files.read import check_unpacked, open_archive
-from wima.model_files.tensors import STORED, Array, Spec, check_dtype, damaged
+from wima.model_files.tensors import (
+    STORED,
+    Array,
+    Spec,
+    check_dtype,
+    check_unpacked,
+    damaged,
+    open_archive,
+)
 from wima.storage.reading import check_file
 
 DTYPES = {

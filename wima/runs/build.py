@@ -19,9 +19,9 @@ from wima.core.errors import check
 from wima.core.machine import memory_available
 from wima.data.federated import Bundle
 from wima.data.load import load
-from wima.data.sets import REMARKS, check_name
+from wima.data.sets import REMARKS
 from wima.runs.folder import SNAPSHOTS
-from wima.runs.own_code import IN_PYTHON, OWN, is_own, own_data, own_thing
+from wima.runs.own_code import IN_PYTHON, OWN, is_own, own_data
 from wima.runs.settings import Settings
 from wima.simulation import options as schedules, privacy
 from wima.simulation.clients import OVERHEAD
@@ -33,28 +33,6 @@ from wima.simulation.task import Task, make_task
 from wima.storage.ring import BLOCK
 from wima.storage.segments import Segments, Storage
 from wima.storage.states import size
-
-KINDS: dict[str, tuple[str, Any]] = {  # setting -> what it is, and the module with its registry
-    "algorithm": ("algorithm", algorithms),
-    "server": ("server optimizer", server_opt),
-    "schedule": ("schedule", schedules),
-    "averagers": ("averager", averaging),
-    "privacy": ("privacy", privacy),
-    "finetune": ("fine-tuning", exams),
-}
-
-
-def check_choice(setting: str, choice: Any) -> None:
-    """Raise `UsageError` unless the choice exists and accepts its hyper-parameters."""
-    if setting == "data":
-        own_thing("data", choice.name) if is_own(choice.name) else check_name(choice.name)
-    elif setting == "model":  # needs the shape of examples, so it is not built here
-        choice.call("model", models.BY_NAME)
-    elif setting == "measures":
-        choice.make("measure", {})
-    elif choice is not None:
-        kind, module = KINDS[setting]
-        choice.make(kind, module.BY_NAME)
 
 
 class Plan(NamedTuple):

@@ -219,3 +219,28 @@ def own_data(name: str, settings: dict[str, Any], options: dict[str, Any]) -> Bu
     )
     arrays = {field: as_array(getattr(bundle, field), field) for field in ("x_test", "y_test")}
     return bundle._replace(**arrays)  # type: ignore[no-any-return]
+
+
+def check_choice(setting: str, choice: Any) -> None:
+    """Raise `UsageError` unless the choice exists and accepts its hyper-parameters."""
+    from wima import algorithms, averaging, models
+    from wima.algorithms import server_opt
+    from wima.data.sets import check_name
+    from wima.simulation import options, privacy
+    from wima.simulation.measures import finetune
+
+    kinds: dict[str, tuple[str, Mapping[str, Any]]] = {
+        "algorithm": ("algorithm", algorithms.BY_NAME),
+        "server": ("server optimizer", server_opt.BY_NAME),
+        "schedule": ("schedule", options.BY_NAME),
+        "averagers": ("averager", averaging.BY_NAME),
+        "privacy": ("privacy", privacy.BY_NAME),
+        "finetune": ("fine-tuning", finetune.BY_NAME),
+        "measures": ("measure", {}),  # all are the user's own
+    }
+    if setting == "data":
+        own_thing("data", choice.name) if is_own(choice.name) else check_name(choice.name)
+    elif setting == "model":  # needs the shape of examples, so it is not built here
+        choice.call("model", models.BY_NAME)
+    elif choice is not None:
+        choice.make(*kinds[setting])

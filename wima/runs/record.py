@@ -37,18 +37,18 @@ class Extras(NamedTuple):
     """
 
     newest: dict[str, tuple[int, dict[str, Any]]]  # key -> its last round, its entry then
-    rounds: array[int]  # of all records
-    sent: array[float]  # bytes to and from clients up to each of these; empty if not recorded
+    rounds: array[int]  # of all records, if the first one has bytes
+    sent: array[float]  # bytes to and from clients up to each of these
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: dict[str, Any], is_first: bool) -> None:
         """Add the next record."""
         t = record["t"]
         kept = (*KEYS, "privacy")
         self.newest.update({key: (t, record[key]) for key in kept if record.get(key)})
-        if self.sent or ("bytes" in record and not self.rounds):  # recorded from the start
+        if self.sent or ("bytes" in record and is_first):
             now = sum(record.get("bytes", {}).values())
             self.sent.append(now + (self.sent[-1] if self.sent else 0))
-        self.rounds.append(t)
+            self.rounds.append(t)
 
     def until(self, t: int | None) -> int | None:
         """The bytes of the first t rounds; None if they are not recorded."""
@@ -120,9 +120,9 @@ class Curves(NamedTuple):
     @classmethod
     def of(cls, records: Iterable[dict[str, Any]]) -> Self:
         found = cls({}, {}, Extras({}, array("q"), array("d")))
-        for record in records:
+        for number, record in enumerate(records):
             found._add(record)
-            found.extras.add(record)
+            found.extras.add(record, is_first=number == 0)
         return found
 
     @property

@@ -29,7 +29,7 @@ from pydantic import (
 
 from wima.core.errors import Mistakes, UsageError, check, unknown
 from wima.runs.mistakes import explain
-from wima.runs.own_code import check_call, find, parameters, split
+from wima.runs.own_code import check_call, check_choice, find, parameters, split
 from wima.simulation.engines import NAMES as ENGINES
 from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.storage.reading import read_text
@@ -333,8 +333,6 @@ def _check_values(settings: Settings, keys: Set[str], mistakes: Mistakes) -> Non
     if settings.engine not in ENGINES:
         mistakes.add(str(unknown("engine", settings.engine, ENGINES)))
     for name in sorted(keys & {*CHOICES, "averagers", "measures"}):
-        from wima.runs.build import check_choice  # imported here: it imports torch
-
         given = getattr(settings, name)
         for choice in given if isinstance(given, list) else [given] if given else []:
             with mistakes.noted():

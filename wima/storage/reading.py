@@ -11,7 +11,7 @@ from pathlib import Path
 from wima.core.errors import UsageError, check
 
 TEXT = 2**25  # largest text file, in bytes
-BLOCK = 2**16  # bytes that are read at once, backwards
+LINE, BLOCK = 2**24, 2**16  # bytes: the longest line, and what is read at once, backwards
 
 
 def check_file(path: Path) -> None:
@@ -42,7 +42,8 @@ def complete_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             file.seek(0)
-        for line in file:
+        while line := file.readline(LINE):
+            check(len(line) < LINE, f"{path} has a line of more than {LINE:,} bytes.")
             if line.endswith(b"\n"):
                 yield line.rstrip(b"\r\n") + b"\n"
 
@@ -56,6 +57,7 @@ def last_lines(path: Path) -> Iterator[bytes]:
             begin, size = max(0, begin - BLOCK), min(begin, BLOCK)
             file.seek(begin)
             rest, *lines = (file.read(size) + rest).split(b"\n")
+            check(len(rest) < LINE, f"{path} has a line of more than {LINE:,} bytes.")
             if lines and not is_complete:
                 lines.pop()
                 is_complete = True

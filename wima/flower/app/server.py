@@ -33,9 +33,10 @@ from wima.algorithms.traffic import emptied, reads, sends_extra
 from wima.core.errors import RunError, UsageError, check, unknown
 from wima.core.text import echo
 from wima.core.vector import Vector
+from wima.flower.app.client import client_app
 from wima.flower.app.nodes import Nodes, Options
 from wima.flower.app.updates import Rejected, Update, read_update, too_long
-from wima.flower.app.visit import check_known, client_app
+from wima.flower.app.visit import check_known
 from wima.flower.arrays import pack, to_arrays
 from wima.runs import launch
 from wima.runs.build import build_task

@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from torch import Tensor
 
 from wima import algorithms
 from wima.algorithms.base import Algorithm, State
-from wima.core.checks import is_count
 from wima.core.errors import check
 from wima.core.vector import Vector, one_thread
 from wima.data.federated import Array, FederatedData
@@ -201,56 +199,3 @@ class NodeMemory:
         if self._store is not None:
             for name in self._store.names("memory")[-1:]:
                 yield self._store.about(name), partial(self._store.read, name)
-
-
-client_app = ClientApp()
-"""The ClientApp of every algorithm: one client of the federation, on its own node.
-
-A node's configuration has `partition-id`, the number of its client; `data`, a file with the
-client's own examples, used instead of its part of the run's data set; and `memory`, a folder in
-which the client's memory outlives the run.
-
-Examples:
-    >>> from flwr.app import Message, RecordDict
-    >>> from wima.flower import LocalGrid, client_app
-    >>> with LocalGrid(client_app, nodes=2, workers=1) as grid:
-    ...     asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-    ...     replies = list(grid.send_and_receive(asked))
-    >>> [reply.content["who"]["client"] for reply in replies]
-    [0, 1]
-"""
-
-
-def client_of(context: Context) -> int:
-    """The number of the node's client."""
-    number = context.node_config.get("partition-id")
-    check(
-        is_count(number, 0),
-        "The node's configuration must contain partition-id, the number of its client (0, 1, ...), "
-        f"got {number!r}; start it with --node-config 'partition-id=0'.",
-    )
-    assert isinstance(number, int)
-    return number
-
-
-@client_app.query()
-def who(message: Message, context: Context) -> Message:
-    """Report which client this node is.  Each node is asked once; the reply needs no torch."""
-    answer = ConfigRecord({"client": client_of(context)})
-    return Message(RecordDict({"who": answer}), reply_to=message)
-
-
-@client_app.train()
-def train(message: Message, context: Context) -> Message:
-    """Solve the client's local problem of this round."""
-    from wima.flower.app.visit import visit
-
-    return Message(visit(message.content, context, client_of(context)), reply_to=message)
-
-
-@client_app.train("gradient")
-def gradient(message: Message, context: Context) -> Message:
-    """The client's full gradient at w, which MIME needs before any client trains."""
-    from wima.flower.app.visit import full_gradient
-
-    return Message(full_gradient(message.content, context, client_of(context)), reply_to=message)

@@ -11,6 +11,7 @@ as failed.  torchrun's output says which rank failed first.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
@@ -73,6 +74,7 @@ class Group:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         versions = {"python": platform.python_version(), "torch": torch.__version__}
         self.agree({**versions, "wima": __version__})
+        atexit.register(self.leave)  # Gloo's threads must not outlive the interpreter
 
     def agree(self, facts: dict[str, Any]) -> None:
         """Raise on all ranks unless all have the same facts, which must be JSON values."""
