@@ -8,7 +8,6 @@ from wima import averaging
 from wima.core.errors import UsageError
 from wima.core.statistics import last_rounds
 from wima.experiments.grid import expand_grid, parse_axis, parse_seeds
-from wima.experiments.labels import paper_label
 from wima.experiments.plan import (
     expand,
     experiments,
@@ -17,8 +16,15 @@ from wima.experiments.plan import (
     scales,
     settings,
 )
-from wima.experiments.printed import _tables, printed
-from wima.experiments.sheet import Cell, Sheet, read_sheet, write_sheet
+from wima.experiments.sheet import (
+    Cell,
+    Sheet,
+    _tables,
+    paper_label,
+    printed,
+    read_sheet,
+    write_sheet,
+)
 
 PAPER = ("sota", "trends", "swa", "landmarks", "participation", "window", "parts")
 

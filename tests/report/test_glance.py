@@ -13,8 +13,7 @@ from tests.helpers.reports import COLUMN, LAST, OTHER, ROUNDS, curves, make_shee
 from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.core.statistics import of_independent
-from wima.experiments.printed import printed
-from wima.experiments.sheet import Cell, write_sheet
+from wima.experiments.sheet import Cell, printed, write_sheet
 from wima.report.figures import opening_figure
 from wima.report.frame import gather
 from wima.report.paper_page import (

@@ -12,8 +12,7 @@ from tests.helpers.reports import COLUMN, LAST, ROUNDS, curves, make_sheet
 from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.core.statistics import holm
-from wima.experiments.printed import printed
-from wima.experiments.sheet import Cell, write_sheet
+from wima.experiments.sheet import Cell, printed, write_sheet
 from wima.report.frame import gather
 from wima.report.page import forest
 from wima.report.paper_page import comparisons, headline, median_interval

@@ -19,8 +19,7 @@ from tests.helpers.reports import (
 from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.core.statistics import last_rounds
-from wima.experiments.printed import printed
-from wima.experiments.sheet import Cell, write_sheet
+from wima.experiments.sheet import Cell, printed, write_sheet
 from wima.report.write import write_report
 from wima.runs.launch import launch
 from wima.runs.settings import make_settings

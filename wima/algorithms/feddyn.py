@@ -4,7 +4,7 @@ from typing import NamedTuple
 import torch
 
 from wima.algorithms.base import Algorithm, Extra, Local, Visit
-from wima.core.checks import check_range, check_switch
+from wima.core.errors import check_range, check_switch
 from wima.core.vector import Vector
 
 

@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
 from wima.algorithms.base import Algorithm, Local, State
-from wima.core.checks import check_range
+from wima.core.errors import check_range
 from wima.core.vector import Vector
 
 

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from wima.algorithms.base import Algorithm, Extra, FullGradient, Local, Visit
-from wima.core.checks import check_one_of
+from wima.core.errors import check_one_of
 from wima.core.vector import Vector
 
 

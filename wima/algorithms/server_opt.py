@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from wima.core.checks import check_range, check_rate, check_switch
-from wima.core.errors import UsageError
+from wima.core.errors import UsageError, check_range, check_rate, check_switch
 from wima.core.vector import Vector
 
 OptState: TypeAlias = Any

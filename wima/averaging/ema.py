@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from wima.averaging.base import Averager, Past
-from wima.core.checks import check_one_of, check_range
+from wima.core.errors import check_one_of, check_range
 from wima.core.vector import Vector
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from wima.averaging.base import Averager, Past
 from wima.averaging.wima import Window, WindowSum
-from wima.core.checks import check_count
+from wima.core.errors import check_count
 from wima.core.vector import Vector
 from wima.storage.ring import Ring
 

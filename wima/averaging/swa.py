@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import torch
 
 from wima.averaging.base import Averager, Past
-from wima.core.checks import Phase, check_count, check_one_of, check_start, start_round
+from wima.core.errors import Phase, check_count, check_one_of, check_start, start_round
 from wima.core.vector import Vector
 
 

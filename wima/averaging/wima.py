@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple, Self
 import torch
 
 from wima.averaging.base import Averager, Past
-from wima.core.checks import EQUAL, check_count, check_equal_weights, is_count
-from wima.core.errors import check
+from wima.core.errors import EQUAL, check, check_count, check_equal_weights, is_count
 from wima.core.vector import Vector, one_thread
 from wima.storage.ring import CACHED
 from wima.storage.states import Spare

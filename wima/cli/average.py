@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from wima.cli.arguments import ForcePicture
-from wima.core.checks import EQUAL, check_equal_weights
+from wima.core.errors import EQUAL, check_equal_weights
 from wima.core.text import echo
 
 Files = Annotated[

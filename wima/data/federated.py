@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from wima.core.checks import check_range
-from wima.core.errors import UsageError, check
+from wima.core.errors import UsageError, check, check_range
 from wima.core.randomness import rng
 from wima.storage.files import written
 from wima.storage.reading import read_text

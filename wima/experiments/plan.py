@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from wima.core.checks import is_number
-from wima.core.errors import UsageError, check, unknown
+from wima.core.errors import UsageError, check, is_number, unknown
 from wima.experiments.sheet import Cell, Kind, Sheet, with_used_windows
 from wima.runs.folder import run_name
 from wima.runs.settings import (

@@ -21,8 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from wima.core.checks import is_number
-from wima.core.errors import RunError, UsageError, check, unknown
+from wima.core.errors import RunError, UsageError, check, is_number, unknown
 from wima.core.randomness import rng
 from wima.core.signals import Interrupted, Pruned
 from wima.core.text import echo, printable

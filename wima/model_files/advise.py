@@ -26,8 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from wima.core.checks import check_count
-from wima.core.errors import RunError, UsageError, check
+from wima.core.errors import RunError, UsageError, check, check_count
 from wima.core.statistics import LEAST, RISK, of_series, student_margin
 from wima.model_files.mean import Decay, Rule, Window, average_files
 from wima.model_files.read import INDEX

@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from wima.core.checks import check_count, check_range
-from wima.core.errors import check
+from wima.core.errors import check, check_count, check_range
 from wima.model_files.read import Checkpoint, open_checkpoint
 from wima.model_files.tensors import Array, Spec, decode, encode
 from wima.model_files.write import Content, check_ending, in_file_order, write

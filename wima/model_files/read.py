@@ -23,8 +23,7 @@ import numpy as np
 from numpy.lib import format as npy
 from safetensors import SafetensorError, safe_open
 
-from wima.core.checks import check_count, check_one_of
-from wima.core.errors import check
+from wima.core.errors import check, check_count, check_one_of
 from wima.model_files.tensors import (
     BY_NUMPY,
     STORED,

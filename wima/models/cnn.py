@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wima.core.checks import check_count
-from wima.core.errors import check
+from wima.core.errors import check, check_count
 from wima.models.init import haiku_
 from wima.models.speed import Dropout, channels_last
 

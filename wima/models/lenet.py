@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from wima.core.checks import check_count
-from wima.core.errors import check
+from wima.core.errors import check, check_count
 from wima.models.speed import channels_last
 
 

@@ -7,8 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wima.core.checks import check_count
-from wima.core.errors import check
+from wima.core.errors import check, check_count
 from wima.models.init import initialise_
 from wima.models.speed import channels_last, every_second_pixel
 

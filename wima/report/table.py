@@ -16,8 +16,7 @@ import numpy as np
 
 from wima.core.measure import PLAIN, Measure, megabytes
 from wima.core.statistics import last_rounds
-from wima.experiments.printed import Printed, printed
-from wima.experiments.sheet import Sheet, own_sheet
+from wima.experiments.sheet import Printed, Sheet, own_sheet, printed
 from wima.report.frame import Data, Omitted, Source
 from wima.report.names import group_facts, group_names
 from wima.report.statistics import (

@@ -14,8 +14,7 @@ from wima import algorithms, averaging, models
 from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm
 from wima.averaging import Averager, Last, named
-from wima.core.checks import check_range
-from wima.core.errors import check
+from wima.core.errors import check, check_range
 from wima.core.machine import memory_available
 from wima.data.federated import Bundle
 from wima.data.load import load

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from wima.core.checks import is_count, is_number
+from wima.core.errors import is_count, is_number
 from wima.storage.files import cannot_write, make_folder, written
 from wima.storage.reading import complete_lines
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wima.core.checks import is_count, is_number
-from wima.core.errors import UsageError, check, unknown
+from wima.core.errors import UsageError, check, is_count, is_number, unknown
 from wima.core.statistics import last_rounds
 from wima.runs.own_code import OWN, label
 from wima.runs.record import (

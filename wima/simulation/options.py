@@ -13,8 +13,9 @@ from math import ceil, cos, pi
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from wima.core.checks import (
+from wima.core.errors import (
     Phase,
+    check,
     check_count,
     check_one_of,
     check_range,
@@ -23,8 +24,8 @@ from wima.core.checks import (
     check_switch,
     is_count,
     start_round,
+    unknown,
 )
-from wima.core.errors import check, unknown
 from wima.core.randomness import rng
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

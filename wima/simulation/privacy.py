@@ -16,8 +16,7 @@ import torch
 from wima import algorithms
 from wima.algorithms.base import Algorithm
 from wima.algorithms.traffic import traffic
-from wima.core.checks import check_range, check_rate
-from wima.core.errors import UsageError, check
+from wima.core.errors import UsageError, check, check_range, check_rate
 from wima.core.randomness import rng
 from wima.core.vector import Vector
 from wima.simulation.options import Cohorts, RunOptions

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wima.core.checks import EQUAL, check_count, check_equal_weights
-from wima.core.errors import UsageError, check
+from wima.core.errors import EQUAL, UsageError, check, check_count, check_equal_weights
 from wima.training.past import TensorRing
 from wima.training.window_average import check_windows
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from wima.averaging.wima import DEFAULT_K, AutoWindow
-from wima.core.checks import check_count
-from wima.core.errors import UsageError, check
+from wima.core.errors import UsageError, check, check_count
 from wima.core.vector import Layout, Vector
 from wima.storage.ring import Ring
 from wima.storage.segments import Segments

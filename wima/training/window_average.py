@@ -19,8 +19,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from wima.core.checks import EQUAL, check_count, check_equal_weights, is_count
-from wima.core.errors import RunError, UsageError, check
+from wima.core.errors import (
+    EQUAL,
+    RunError,
+    UsageError,
+    check,
+    check_count,
+    check_equal_weights,
+    is_count,
+)
 from wima.storage.manifests import read_manifest, write_manifest
 from wima.storage.segments import Segments
 from wima.training.parts import choose, unwrap

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wima.core.checks import check_count
-from wima.core.errors import RunError, UsageError, check
+from wima.core.errors import RunError, UsageError, check, check_count
 from wima.core.randomness import rng
 from wima.data.cache import Remote, fetch
 from wima.data.federated import Array, Bundle, FederatedData, as_names

@@ -5,8 +5,7 @@ from __future__ import annotations
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from wima.core.checks import is_count
-from wima.core.errors import check
+from wima.core.errors import check, is_count
 
 client_app = ClientApp()
 """The ClientApp of every algorithm: one client of the federation, on its own node.

@@ -12,8 +12,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from wima.core.checks import check_count, check_range, check_rate, check_switch
-from wima.core.errors import RunError
+from wima.core.errors import RunError, check_count, check_range, check_rate, check_switch
 from wima.core.randomness import rng
 from wima.flower.arrays import entry
 from wima.storage.files import replace_text

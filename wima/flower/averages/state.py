@@ -20,8 +20,16 @@ import torch
 from torch import Tensor
 
 from wima.averaging import SWA, Averager, Averages, named
-from wima.core.checks import check_count, check_one_of, check_switch, is_number
-from wima.core.errors import RunError, UsageError, check, unknown
+from wima.core.errors import (
+    RunError,
+    UsageError,
+    check,
+    check_count,
+    check_one_of,
+    check_switch,
+    is_number,
+    unknown,
+)
 from wima.core.statistics import summary
 from wima.core.vector import Layout
 from wima.flower.arrays import Arrays, flatten, log, shapes_of

@@ -20,8 +20,7 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from wima.core.checks import check_count
-from wima.core.errors import RunError, UsageError, check
+from wima.core.errors import RunError, UsageError, check, check_count
 from wima.core.machine import cores
 from wima.core.randomness import rng
 from wima.core.vector import one_thread

@@ -23,8 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from wima.core.checks import is_number
-from wima.core.errors import RunError, UsageError, unknown
+from wima.core.errors import RunError, UsageError, is_number, unknown
 from wima.core.machine import cores, processor
 from wima.core.vector import Vector, one_thread
 from wima.core.version import __version__

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from wima.algorithms.base import Local
-from wima.core.checks import check_count, check_rate
+from wima.core.errors import check_count, check_rate
 from wima.core.vector import Vector
 from wima.simulation.local import Problem, Solver
 from wima.simulation.measures.base import Entries, Total
