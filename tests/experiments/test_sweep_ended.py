@@ -11,7 +11,7 @@ from tests.helpers.commands import start
 from tests.helpers.sweeps import jobs_of, played, states
 from tests.helpers.waiting import wait_for
 from wima.experiments.sweep import Sweep
-from wima.storage.lock import is_running
+from wima.storage.files import is_running
 
 LONG = ["rounds=60", "eval_every=10", "eval_last=1", "checkpoint_every=15", "engine=serial"]
 

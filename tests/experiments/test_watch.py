@@ -11,7 +11,7 @@ from wima.core.errors import UsageError
 from wima.experiments import slurm
 from wima.experiments.slurm import Queue, RemoteRuns, RunJob, missing, write_jobs
 from wima.runs.launch import launch
-from wima.storage.lock import Lock
+from wima.storage.files import Lock
 
 
 def folder_of(path, state, rounds=0, reason=""):

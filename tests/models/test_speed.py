@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from wima.models import FemnistCNN, LeNet, ResNet, resnet as resnet_module
-from wima.models.speed import Dropout, channels_last, every_second_pixel
+from wima.models.init import Dropout, channels_last, every_second_pixel
 
 
 def test_channels_last_changes_the_order_of_memory_alone():

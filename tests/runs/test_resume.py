@@ -32,7 +32,7 @@ from wima.runs.launch import COPY, FOLDER, RECORDS, launch, resume
 from wima.runs.run import Run, read_run
 from wima.simulation.task import data_checksum
 from wima.storage import manifests
-from wima.storage.lock import Lock
+from wima.storage.files import Lock
 from wima.storage.segments import Segments
 
 

@@ -18,7 +18,7 @@ from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
 from wima.runs.track import BY_NAME, export, hyperparameters, identity, scalars
 from wima.simulation.simulate import Record, Simulation
-from wima.storage.lock import Lock
+from wima.storage.files import Lock
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 
 from tests.helpers.paths import ROOT
 from wima.core.errors import RunError, UsageError
-from wima.storage.files import new_file, remove_drafts, replace_text, written
-from wima.storage.lock import Lock, is_running
+from wima.storage.files import Lock, is_running, new_file, remove_drafts, replace_text, written
 
 
 def names(folder: Path) -> list[str]:

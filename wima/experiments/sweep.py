@@ -25,7 +25,7 @@ from wima.core.text import cell
 from wima.core.workers import Exited, Worker, end
 from wima.experiments.plan import Job
 from wima.runs.run import read_run
-from wima.storage.lock import is_running
+from wima.storage.files import is_running
 
 ENDED = ("done", "diverged")  # states of runs that are not repeated
 UNDER_WAY = ("waiting", "running")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from math import prod
 from typing import Any, TypeAlias
@@ -16,6 +18,7 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from wima.algorithms.base import State
+from wima.core.randomness import torch_seed
 from wima.core.vector import Vector
 from wima.storage.states import decode, encode
 
@@ -93,3 +96,25 @@ def flatten(
     w = torch.empty(sum(map(len, parts)), dtype=dtype) if out is None else out
     np.concatenate(parts, out=w.numpy(), casting="unsafe")
     return w
+
+
+def seed_all(stream: str, *address: int) -> None:
+    """Seed the global generators at this address."""
+    seed = torch_seed(stream, *address)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 70 times as long
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Restore the global generators on exit, whatever is drawn inside."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])

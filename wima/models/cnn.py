@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wima.core.errors import check, check_count
-from wima.models.init import haiku_
-from wima.models.speed import Dropout, channels_last
+from wima.models.init import Dropout, channels_last, haiku_
 
 SIDE = 28
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from wima.core.errors import check, check_count
-from wima.models.speed import channels_last
+from wima.models.init import channels_last
 
 
 class LeNet(nn.Module):

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wima.core.errors import check, check_count
-from wima.models.init import initialise_
-from wima.models.speed import channels_last, every_second_pixel
+from wima.models.init import channels_last, every_second_pixel, initialise_
 
 STAGES = 3
 

@@ -31,8 +31,15 @@ from wima.core.version import __version__
 from wima.runs.own_code import IN_PYTHON, OWN, label
 from wima.runs.record import RECORDS, TIMES, keep
 from wima.runs.settings import Settings
-from wima.storage.files import cannot_write, drafts_of, remove_drafts, replace_text, written
-from wima.storage.lock import Lock, is_running
+from wima.storage.files import (
+    Lock,
+    cannot_write,
+    drafts_of,
+    is_running,
+    remove_drafts,
+    replace_text,
+    written,
+)
 from wima.storage.reading import read_text
 
 FOLDER, SNAPSHOTS = "checkpoints", "snapshots"  # in the run folder

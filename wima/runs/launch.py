@@ -41,8 +41,7 @@ from wima.runs.track import Trackers
 from wima.simulation.engines import NAMES
 from wima.simulation.simulate import Record, Simulation
 from wima.storage import manifests
-from wima.storage.files import digest, replace_text, written
-from wima.storage.lock import Lock
+from wima.storage.files import Lock, digest, replace_text, written
 from wima.storage.segments import Segments
 
 

@@ -23,7 +23,7 @@ from wima.runs.own_code import check_call, find
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings
 from wima.simulation.simulate import Record
-from wima.storage.lock import is_running
+from wima.storage.files import is_running
 
 
 class Tracker(Protocol):

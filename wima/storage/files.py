@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from wima.core.errors import RunError, check
+from wima.core.errors import RunError, UsageError, check
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -173,3 +174,34 @@ def _is_ours(path: Path) -> bool:
             return MARK.items() <= picture.info.items()
     except (OSError, ValueError, SyntaxError):  # Pillow raises SyntaxError for broken PNGs
         return False
+
+
+class Lock:
+    """Held by the process that works on a folder; the system releases it when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = FileLock(folder / "lock", timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise UsageError(
+                f"Another process is working on {folder}; wait until it ends, or stop it."
+            ) from None
+        except OSError as error:
+            raise cannot_write(folder / "lock", error) from error
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process holds the run's lock."""
+    if not folder.is_dir():  # filelock would create it
+        return False
+    try:
+        Lock(folder).release()
+    except UsageError:
+        return True
+    except RunError:
+        return False
+    return False

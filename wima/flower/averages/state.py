@@ -32,11 +32,10 @@ from wima.core.errors import (
 )
 from wima.core.statistics import summary
 from wima.core.vector import Layout
-from wima.flower.arrays import Arrays, flatten, log, shapes_of
+from wima.flower.arrays import Arrays, flatten, log, preserved, shapes_of
 from wima.flower.averages.steps import Steps
-from wima.flower.generators import preserved
 from wima.storage import manifests
-from wima.storage.lock import Lock
+from wima.storage.files import Lock
 from wima.storage.ring import Ring
 from wima.storage.segments import Segments
 from wima.storage.states import Json

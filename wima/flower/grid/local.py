@@ -25,8 +25,7 @@ from wima.core.machine import cores
 from wima.core.randomness import rng
 from wima.core.vector import one_thread
 from wima.core.workers import Exited, Parent, Worker, end, pickled
-from wima.flower.arrays import log
-from wima.flower.generators import preserved, seed_all
+from wima.flower.arrays import log, preserved, seed_all
 from wima.flower.private import (
     SUPERLINK_NODE_ID,
     ErrorCode,
