@@ -15,7 +15,7 @@ from wima.core.statistics import LAST
 from wima.runs.folder import run_folders
 from wima.runs.run import ending, read_run, summarize
 from wima.runs.settings import load_settings
-from wima.storage.reading import BLOCK, complete_lines, last_lines
+from wima.storage.files import BLOCK, complete_lines, last_lines
 
 MODELS = ("plain", "wima10", "ema0.9")
 

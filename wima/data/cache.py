@@ -24,8 +24,7 @@ from wima.core.errors import UsageError, check
 from wima.core.progress import progress_bar
 from wima.data.federated import Array, check_labels, numbered, open_mapped
 from wima.data.transform import Transform
-from wima.storage.files import digest, written
-from wima.storage.reading import read_text
+from wima.storage.files import digest, read_text, written
 
 
 class Remote(NamedTuple):

@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from wima.core.errors import UsageError, check, check_range
 from wima.core.randomness import rng
-from wima.storage.files import written
-from wima.storage.reading import read_text
+from wima.storage.files import read_text, written
 
 if TYPE_CHECKING:
     from wima.data.transform import Transform

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from wima.core.errors import UsageError, is_count
-from wima.storage.files import replace_text
-from wima.storage.reading import read_text
+from wima.storage.files import read_text, replace_text
 
 SUFFIX = ".sheet.json"
 Kind = Literal["table", "curves", "regret"]  # reports skip a regret, which a script shows

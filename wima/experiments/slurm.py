@@ -25,8 +25,7 @@ from wima.experiments.plan import Job
 from wima.experiments.sweep import ENDED, Runs, RunState, end_of, states_of
 from wima.runs.folder import free_path
 from wima.runs.record import TIMES
-from wima.storage.files import cannot_write, is_running, replace_text
-from wima.storage.reading import last_lines, read_text
+from wima.storage.files import cannot_write, is_running, last_lines, read_text, replace_text
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor

@@ -33,7 +33,7 @@ from wima.model_files.tensors import (
     open_archive,
     reading,
 )
-from wima.storage.reading import TEXT, check_file, read_text
+from wima.storage.files import TEXT, check_file, read_text
 
 TORCH = (".pt", ".pth", ".ckpt", ".bin")
 INDEX = ".json"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wima.core.errors import UsageError, check
-from wima.storage.reading import check_file
+from wima.storage.files import check_file
 
 Array: TypeAlias = NDArray[Any]
 

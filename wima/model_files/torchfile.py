@@ -25,7 +25,7 @@ from wima.model_files.tensors import (
     damaged,
     open_archive,
 )
-from wima.storage.reading import check_file
+from wima.storage.files import check_file
 
 DTYPES = {
     torch.float64: "F64",

@@ -27,8 +27,7 @@ from wima.report.paper_page import (
 from wima.report.sections import below
 from wima.report.table import Table, grid, runs_table, sheet_table
 from wima.report.text import data_csv, grid_csv, latex, markdown, section_latex
-from wima.storage.files import check_place, written
-from wima.storage.reading import read_text
+from wima.storage.files import check_place, read_text, written
 
 
 class Report(NamedTuple):

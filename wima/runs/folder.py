@@ -36,11 +36,11 @@ from wima.storage.files import (
     cannot_write,
     drafts_of,
     is_running,
+    read_text,
     remove_drafts,
     replace_text,
     written,
 )
-from wima.storage.reading import read_text
 
 FOLDER, SNAPSHOTS = "checkpoints", "snapshots"  # in the run folder
 COPY = f"{FOLDER}/{RECORDS}"

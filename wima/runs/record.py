@@ -19,8 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from wima.core.errors import is_count, is_number
-from wima.storage.files import cannot_write, make_folder, written
-from wima.storage.reading import complete_lines
+from wima.storage.files import cannot_write, complete_lines, make_folder, written
 
 if TYPE_CHECKING:
     from wima.simulation.simulate import Record

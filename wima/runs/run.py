@@ -28,8 +28,7 @@ from wima.runs.record import (
     rows_of as rows_of,
 )
 from wima.runs.settings import Settings, make_settings, read_table
-from wima.storage.files import digest, is_running
-from wima.storage.reading import check_file, last_lines, read_text
+from wima.storage.files import check_file, digest, is_running, last_lines, read_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]

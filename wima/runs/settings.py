@@ -32,7 +32,7 @@ from wima.runs.mistakes import explain
 from wima.runs.own_code import check_call, check_choice, find, parameters, split
 from wima.simulation.engines import NAMES as ENGINES
 from wima.simulation.options import Faults, LocalSGD, RunOptions
-from wima.storage.reading import read_text
+from wima.storage.files import read_text
 
 PRESETS = Path(__file__).parent / "presets"
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from wima.core.errors import RunError, UsageError
-from wima.storage.files import replace_text
-from wima.storage.reading import read_text
+from wima.storage.files import read_text, replace_text
 from wima.storage.ring import Ring
 from wima.storage.segments import Segments
 

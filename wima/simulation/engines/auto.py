@@ -33,8 +33,7 @@ from wima.simulation.engines.processes import Processes
 from wima.simulation.options import RunOptions
 from wima.simulation.reference import Reference
 from wima.simulation.round import Engine, Serial, Setup, first_state
-from wima.storage.files import replace_text
-from wima.storage.reading import read_text
+from wima.storage.files import read_text, replace_text
 
 Make: TypeAlias = Callable[[str, Setup], Engine]
 SHORT = 2000  # steps of all clients in all rounds; for fewer, measuring takes longer than the run
