@@ -18,7 +18,7 @@ import wima
 from wima.data.load import opened
 from wima.data.sets.cifar import CIFAR10
 from wima.data.transform import draw
-from wima.models.speed import channels_last
+from wima.models.init import channels_last
 
 
 def dirichlet(labels, clients, alpha, seed):

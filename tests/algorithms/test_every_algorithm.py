@@ -16,7 +16,7 @@ import wima
 from tests.helpers import pseudocode
 from wima import algorithms
 from wima.algorithms import server_opt
-from wima.runs.build import KINDS
+from wima.runs.own_code import kinds
 from wima.runs.settings import load_settings
 from wima.simulation import options as schedules
 
@@ -44,9 +44,9 @@ CHOICES = [
 @pytest.mark.parametrize(("choice", "made"), CHOICES, ids=[choice for choice, _ in CHOICES])
 def test_methods_are_chosen_by_name(choice, made):
     setting = choice.partition("=")[0]
-    kind, module = KINDS[setting]
+    kind, registry = kinds()[setting]
     chosen = getattr(load_settings("digits", [choice]), setting)
-    assert chosen.make(kind, module.BY_NAME) == made
+    assert chosen.make(kind, registry) == made
 
 
 def test_all_server_optimizers_and_schedules_were_meant():

@@ -47,6 +47,7 @@ def test_so_have_processes(case, known, tmp_path):
     assert cases.run(algorithm, variant, "processes", tmp_path / "run") == known[case]
 
 
+@pytest.mark.lab
 def test_experiments_have_the_same_runs_and_sheets():
     assert cases.sheets() == json.loads((cases.HERE / "sheets.json").read_text())
 

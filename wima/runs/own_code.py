@@ -221,15 +221,14 @@ def own_data(name: str, settings: dict[str, Any], options: dict[str, Any]) -> Bu
     return bundle._replace(**arrays)  # type: ignore[no-any-return]
 
 
-def check_choice(setting: str, choice: Any) -> None:
-    """Raise `UsageError` unless the choice exists and accepts its hyper-parameters."""
-    from wima import algorithms, averaging, models
+def kinds() -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Setting -> what it chooses, and the registry."""
+    from wima import algorithms, averaging
     from wima.algorithms import server_opt
-    from wima.data.sets import check_name
     from wima.simulation import options, privacy
     from wima.simulation.measures import finetune
 
-    kinds: dict[str, tuple[str, Mapping[str, Any]]] = {
+    return {
         "algorithm": ("algorithm", algorithms.BY_NAME),
         "server": ("server optimizer", server_opt.BY_NAME),
         "schedule": ("schedule", options.BY_NAME),
@@ -238,9 +237,17 @@ def check_choice(setting: str, choice: Any) -> None:
         "finetune": ("fine-tuning", finetune.BY_NAME),
         "measures": ("measure", {}),  # all are the user's own
     }
+
+
+def check_choice(setting: str, choice: Any) -> None:
+    """Raise `UsageError` unless the choice exists and accepts its hyper-parameters."""
     if setting == "data":
+        from wima.data.sets import check_name
+
         own_thing("data", choice.name) if is_own(choice.name) else check_name(choice.name)
     elif setting == "model":  # needs the shape of examples, so it is not built here
+        from wima import models
+
         choice.call("model", models.BY_NAME)
     elif choice is not None:
-        choice.make(*kinds[setting])
+        choice.make(*kinds()[setting])
