@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,11 @@ from filelock import FileLock
 
 from tests.helpers.paths import ROOT
 from tests.helpers.waiting import wait_for
+
+with suppress(ImportError):
+    # It sets up logging when it is imported, which closes the stream of absl's handler. Here, that
+    # is still standard error, which absl spares; inside a test it would be what pytest captures.
+    import submitit  # noqa: F401
 
 CLUSTER = ROOT.parent / "shared" / "slurm" / "cluster"
 
