@@ -8,6 +8,7 @@ import signal
 import subprocess
 
 import pytest
+import submitit  # noqa: F401  (now: its set-up of logging closes the streams of absl's)
 
 from tests.helpers.commands import environment, start
 from tests.helpers.documents import section
