@@ -20,7 +20,7 @@ COMMANDS = [
     ("--version",),
     ("run", *SHORT, "engine=serial", "--out", "run"),
     ("run", *SHORT, "engine=processes", "workers=2", "--out", "run"),
-    ("sweep", *SHORT, "--seeds", "0,1", "--out", "runs"),
+    ("sweep", *SHORT, "--seeds", "0,1", "--jobs", "1", "--out", "runs"),
     ("run", "digits", "rounds=0"),
 ]
 

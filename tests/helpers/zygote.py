@@ -214,6 +214,8 @@ def serve(path: str) -> dict[str, Any]:
             for name in _wanted(request["args"]):
                 with contextlib.suppress(ImportError):
                     importlib.import_module(name)
+            # A fork gets its signals when it has become what was asked for.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             pid = os.fork()
             if not pid:
                 signal.set_wakeup_fd(-1)
@@ -222,6 +224,7 @@ def serve(path: str) -> dict[str, Any]:
                     end.close()
                 _become(request, descriptors)
                 return request
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for descriptor in descriptors:
                 os.close(descriptor)
             lines[pid] = line
@@ -271,7 +274,6 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
             signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
     if signal.SIGINT not in request["ignored"]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     sys.stdin = sys.__stdin__ = _stream(0, "r")
     sys.stdout = sys.__stdout__ = _stream(1, "w")
     sys.stderr = sys.__stderr__ = _stream(2, "w", errors="backslashreplace")
@@ -279,6 +281,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     own = request["env"].get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [folder for folder in own if folder and folder not in sys.path]
     importlib.invalidate_caches()
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
 
 
 def _stream(fd: int, mode: str, errors: str = "strict") -> io.TextIOWrapper:
