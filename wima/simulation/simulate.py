@@ -184,9 +184,9 @@ class Simulation:
         # Averages watch: they get the new model and never change it.
         self.watch.update(self._served(), state.client_gradient)
         # While workers evaluate, those that have finished start on the next round.
-        if self.measures.due(t + 1):
+        if self.measures.due(t + 1, self.options):
             self._begin(t + 1)
-        entries = self.measures.after(t + 1, self._engine.evaluate, self.vectors)
+        entries = self.measures.after(t + 1, self.options, self._engine.evaluate, self.vectors)
         self.t, self.between_rounds = t + 1, True
         sent = self._visit_bytes
         return Record(
