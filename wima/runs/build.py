@@ -232,8 +232,8 @@ def build(
         report(REMARKS[settings.data.name])
     if simulation.why:
         report(f"Engine: {simulation.engine}; {simulation.why}.")
-    if simulation.ledger is not None:
-        report(simulation.ledger.in_words(settings.rounds))
+    if simulation.accountant is not None:
+        report(simulation.accountant.in_words(settings.rounds))
     return simulation
 
 
