@@ -85,7 +85,7 @@ def buckets(folder: Path, parameters: int = 1_000_000, models: int = 10_000, k: 
     import torch
 
     from wima.averaging.wima import AutoWindow
-    from wima.storage.states import Spare
+    from wima.storage.states import Buffers
 
     auto, v = AutoWindow(k), torch.randn(parameters)
     small = fullest = auto.init(torch.zeros(1))
@@ -93,11 +93,11 @@ def buckets(folder: Path, parameters: int = 1_000_000, models: int = 10_000, k: 
         small = auto.update(small, torch.zeros(1), None)  # type: ignore[arg-type]
         fullest = max(small, fullest, key=lambda state: len(state.buckets.sizes))
     sums = tuple(torch.randn(parameters, dtype=torch.float64) for _ in fullest.buckets.sizes)
-    fullest = fullest._replace(buckets=fullest.buckets._replace(sums=sums, spare=Spare()))
+    fullest = fullest._replace(buckets=fullest.buckets._replace(sums=sums, spare=Buffers()))
 
     def update() -> None:  # of the merges, all but one in 256 happen as often as in a whole run
         state = fullest._replace(
-            buckets=fullest.buckets._replace(sums=tuple(s.clone() for s in sums), spare=Spare())
+            buckets=fullest.buckets._replace(sums=tuple(s.clone() for s in sums), spare=Buffers())
         )
         for _ in range(256):
             state = auto.update(state, v, None)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from wima.core.randomness import rng
 from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings
 from wima.simulation.options import poisson_cohorts
-from wima.simulation.privacy import COUNT_NOISE, Gaussian, Ledger, Sampling
+from wima.simulation.privacy import COUNT_NOISE, Gaussian, PrivacyAccountant, Sampling
 
 dp = pytest.importorskip("dp_accounting", reason="extra [privacy] is not installed")
 
@@ -131,8 +131,8 @@ def test_the_searched_noise_is_recorded_and_a_resume_with_another_is_refused(tmp
     sampling = Sampling("poisson", 6, 30)
     noise = run.environment["noise"]
     assert [*run.lines()][-1]["privacy"]["epsilon"] <= 5
-    assert Ledger(Gaussian(clip=1, noise=noise), sampling).epsilon(8) <= 5
-    less = Ledger(Gaussian(clip=1, noise=noise - 0.01), sampling)
+    assert PrivacyAccountant(Gaussian(clip=1, noise=noise), sampling).epsilon(8) <= 5
+    less = PrivacyAccountant(Gaussian(clip=1, noise=noise - 0.01), sampling)
     assert less.epsilon(8) > 5
     path = tmp_path / "run" / "environment.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "noise": noise / 2}))
@@ -152,7 +152,9 @@ def test_the_searched_noise_is_recorded_and_a_resume_with_another_is_refused(tmp
 def test_epsilon_is_that_of_dp_accounting(kind, rounds):
     """Poisson: one client more or less moves the sum by clip; fixed size: by 2 clip."""
     noise, cohort, clients = 1.1, 10, 405
-    found = Ledger(Gaussian(clip=1, noise=noise), Sampling(kind, cohort, clients)).epsilon(rounds)
+    found = PrivacyAccountant(
+        Gaussian(clip=1, noise=noise), Sampling(kind, cohort, clients)
+    ).epsilon(rounds)
     if kind == "poisson":
         relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
         event = dp.PoissonSampledDpEvent(cohort / clients, dp.GaussianDpEvent(noise))
@@ -169,11 +171,11 @@ def test_epsilon_is_that_of_the_moments_accountant_paper():
 
     They convert by min over orders of rho - log(delta) / (order - 1); today's bound is tighter.
     """
-    ledger = Ledger(Gaussian(clip=1, noise=4.0), Sampling("poisson", 100, 10_000))
-    orders, spent = np.array(ledger._orders), 10_000 * ledger._divergences
+    accountant = PrivacyAccountant(Gaussian(clip=1, noise=4.0), Sampling("poisson", 100, 10_000))
+    orders, spent = np.array(accountant._orders), 10_000 * accountant._divergences
     published = np.min((spent - log(1e-5) / (orders - 1))[orders > 1])
     assert published == pytest.approx(1.26, abs=0.01)
-    assert 0.9 < ledger.epsilon(10_000) < published
+    assert 0.9 < accountant.epsilon(10_000) < published
 
 
 def test_poisson_cohorts_are_binomial_and_uniform_over_clients():

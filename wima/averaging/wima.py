@@ -13,7 +13,7 @@ from wima.averaging.base import Averager, Past
 from wima.core.errors import EQUAL, check, check_count, check_equal_weights, is_count
 from wima.core.vector import Vector, one_thread
 from wima.storage.ring import CACHED
-from wima.storage.states import Spare
+from wima.storage.states import Buffers
 
 DEFAULT_K = 2  # 24 sums after 10,000 models; 3 would need 34
 
@@ -41,7 +41,7 @@ class Buckets(NamedTuple):
     k: int
     longest: int | None
     models: int  # so far
-    spare: Spare  # unused sums, kept because freeing and allocating them would fragment memory
+    spare: Buffers  # unused sums, kept because freeing and allocating them would fragment memory
 
     @classmethod
     def start(cls, w: Vector, k: int = DEFAULT_K, longest: int | None = None) -> Self:
@@ -49,7 +49,7 @@ class Buckets(NamedTuple):
         check_count("k", k, least=2)
         if longest is not None:
             check_count("longest", longest)
-        return cls((w.to(torch.float64, copy=True),), (0,), w.dtype, k, longest, 0, Spare())
+        return cls((w.to(torch.float64, copy=True),), (0,), w.dtype, k, longest, 0, Buffers())
 
     def push(self, w: Vector, longest: int | None = None) -> Self:
         """The state after model w; longest: replaces the previous limit and may not be lower."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import tokenize
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -362,7 +363,10 @@ _files: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary() 
 
 def open_mapped(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """Map an .npy file; writing to the array is an error, since it would not change the file."""
-    array = np.load(path, mmap_mode="c", allow_pickle=False)
+    try:
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (SyntaxError, tokenize.TokenError) as error:  # numpy's, for damaged headers
+        raise ValueError(f"{type(error).__name__}: {error}") from None
     if isinstance(array, np.memmap):
         array.flags.writeable = False
         keep_file(array)

@@ -88,7 +88,9 @@ def _read(file: Path) -> dict[str, Array]:
             used = [name for name in sizes if name in _KNOWN]
             _check_memory(sum(sizes[name] for name in used))
             return {name: _member(archive, name) for name in used}
-    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+    except UsageError:
+        raise
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"expected an .npz file, but it cannot be read: {error}") from None
 
 

@@ -103,7 +103,8 @@ def make_plan(
 
 def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
     """Refuse a run that does not fit; the message lists settings that would reduce its size."""
-    free, usage = memory_available(), shutil.disk_usage(_existing(folder))
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free, usage = memory_available(), shutil.disk_usage(there)
     # A pseudo file system such as /proc reports a size of 0; writing there fails anyway.
     own = _bytes_in(folder) + min(plan.snapshots, _bytes_in(folder.parent / SNAPSHOTS))
     disk = usage.free + own if usage.total else plan.disk
@@ -132,14 +133,6 @@ def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
 def _bytes_in(folder: Path) -> int:
     """Space that the run itself already uses and will overwrite."""
     return sum(file.stat().st_size for file in folder.glob("*"))
-
-
-def _existing(folder: Path) -> Path:
-    """The nearest existing parent folder."""
-    path = folder.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def gigabytes(count: float) -> str:
@@ -239,8 +232,8 @@ def build(
         report(REMARKS[settings.data.name])
     if simulation.why:
         report(f"Engine: {simulation.engine}; {simulation.why}.")
-    if simulation.ledger is not None:
-        report(simulation.ledger.in_words(settings.rounds))
+    if simulation.accountant is not None:
+        report(simulation.accountant.in_words(settings.rounds))
     return simulation
 
 

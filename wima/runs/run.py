@@ -328,13 +328,13 @@ def read_run(path: str | PathLike[str], task: Task | None = None) -> Run:
         check(isinstance(environment, dict), "environment.json")
     except MALFORMED as error:
         raise UsageError(f"The run folder {path} is damaged: {_reason(error)}") from None
+    algorithm, data, cohort = (
+        settings.algorithm.name,
+        settings.data.name,
+        settings.clients_per_round,
+    )
     run = Run(
-        title(
-            settings.algorithm.name,
-            settings.data.name,
-            settings.clients_per_round,
-            environment.get("clients", "all"),
-        ),
+        title(algorithm, data, cohort, environment.get("clients", "all")),
         lambda: _final_models(run, task),
         path=path,
         settings=settings,

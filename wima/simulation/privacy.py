@@ -164,7 +164,7 @@ class Sampling(NamedTuple):
         )
 
 
-class Ledger:
+class PrivacyAccountant:
     """The privacy that a run spends."""
 
     def __init__(self, privacy: Gaussian, sampling: Sampling) -> None:
@@ -190,10 +190,10 @@ class Ledger:
         )
 
 
-def ledger(
+def accountant_of(
     privacy: Gaussian, task: Task, algorithm: Algorithm, run: RunOptions, cohorts: Cohorts | str
-) -> Ledger:
-    """The ledger of a run; finds the noise if epsilon is given, raises if it cannot be private."""
+) -> PrivacyAccountant:
+    """A run's accountant; finds the noise if epsilon is given, raises if it cannot be private."""
     _check_possible(task, algorithm, run, cohorts)
     assert not callable(cohorts)
     kind: Literal["poisson", "uniform"] = "poisson" if cohorts == "poisson" else "uniform"
@@ -201,14 +201,14 @@ def ledger(
     if privacy.epsilon is not None:
         noise = least_noise(privacy.epsilon, privacy.delta, sampling, run.rounds)
         privacy = replace(privacy, noise=noise, epsilon=None)
-    return Ledger(privacy, sampling)
+    return PrivacyAccountant(privacy, sampling)
 
 
 def least_noise(epsilon: float, delta: float, sampling: Sampling, rounds: int) -> float:
     """The least noise for which these rounds cost at most epsilon."""
     dp = _accounting()
     most, least = (
-        Ledger(Gaussian(clip=1.0, noise=noise, delta=delta), sampling).epsilon(rounds)
+        PrivacyAccountant(Gaussian(clip=1.0, noise=noise, delta=delta), sampling).epsilon(rounds)
         for noise in (LEAST, MOST)
     )
     if most <= epsilon:

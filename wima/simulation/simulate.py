@@ -39,7 +39,7 @@ from wima.simulation.options import (
     check_cohort_size,
     make_cohorts,
 )
-from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, Ledger, ledger
+from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, PrivacyAccountant, accountant_of
 from wima.simulation.round import RoundState, Setup, first_state
 from wima.simulation.task import Task, data_checksum
 from wima.storage.segments import Storage
@@ -98,13 +98,13 @@ class Simulation:
         measures: Measures,
         schedule: Schedule,
         cohorts: Cohorts,
-        spent: Ledger | None,
+        spent: PrivacyAccountant | None,
         storage: Storage,
         make: MakeEngine | None,
     ) -> None:
         self.setup, self.options, self.rounds, self.t = setup, options, options.rounds, 0
         self.between_rounds = True  # whether all state is that after t rounds
-        self.ledger, self.measures = spent, measures
+        self.accountant, self.measures = spent, measures
         self._closed, self._schedule, self._cohorts = False, schedule, cohorts
         self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
         self._unusable = 0  # consecutive rounds without a usable update
@@ -184,9 +184,9 @@ class Simulation:
         # Averages watch: they get the new model and never change it.
         self.watch.update(self._served(), state.client_gradient)
         # While workers evaluate, those that have finished start on the next round.
-        if self.measures.due(t + 1):
+        if self.measures.due(t + 1, self.options):
             self._begin(t + 1)
-        entries = self.measures.after(t + 1, self._engine.evaluate, self.vectors)
+        entries = self.measures.after(t + 1, self.options, self._engine.evaluate, self.vectors)
         self.t, self.between_rounds = t + 1, True
         sent = self._visit_bytes
         return Record(
@@ -208,16 +208,16 @@ class Simulation:
         )
 
     def _spent(self) -> dict[str, float]:
-        if self.ledger is None or self.state.clip is None:
+        if self.accountant is None or self.state.clip is None:
             return {}
-        return {"epsilon": self.ledger.epsilon(self.t), "clip": self.state.clip}
+        return {"epsilon": self.accountant.epsilon(self.t), "clip": self.state.clip}
 
     def _lr(self, t: int) -> float:
         return self.options.lr * self._schedule.factor(t, self.rounds)
 
     def _state_after(self, t: int, cohort: list[int], lr: float) -> RoundState:
         """Run the round; without clients, the model stays the same."""
-        if not cohort and self.ledger is None:
+        if not cohort and self.accountant is None:
             return self.state._replace(excluded=(), client_gradient=None)
         state = self._engine.round(self.state, t, cohort, lr)
         unusable = bool(cohort) and len(state.excluded) == len(cohort)
@@ -429,7 +429,7 @@ def simulate(
         "finetune works only in the simulator: on Flower, training examples stay on their nodes.",
     )
     measured = Measures(task, run, measures, finetune)
-    spent = ledger(privacy, task, algorithm, run, cohorts) if privacy else None
+    spent = accountant_of(privacy, task, algorithm, run, cohorts) if privacy else None
     setup = Setup(
         task=measured.task,
         algorithm=algorithm,

@@ -1,6 +1,6 @@
 """States as tensors and JSON: how the state of algorithms, optimizers and averagers is stored.
 
-A state is a tree of tuples whose leaves are tensors, numbers, strings and None.  A `Spare`, which
+A state is a tree of tuples whose leaves are tensors, numbers, strings and None.  A `Buffers`, which
 holds buffers for later updates, is not stored.  The class of a named tuple is taken from a state of
 the same kind (what `init` returns), so no class is ever looked up by a name in a file.
 """
@@ -20,7 +20,7 @@ Json: TypeAlias = Any
 DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
-class Spare(list[Tensor]):
+class Buffers(list[Tensor]):
     """Buffers that a state keeps for later updates; restored empty."""
 
 
@@ -38,7 +38,7 @@ def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ri
         return {"ring": name}
     if isinstance(tree, torch.dtype):
         return {"dtype": str(tree)}
-    if isinstance(tree, Spare):
+    if isinstance(tree, Buffers):
         return {"spare": None}
     if tree is None or isinstance(tree, bool | int | float | str):
         return {"value": tree}
@@ -65,7 +65,7 @@ def decode(
     if kind == "dtype":
         return DTYPES[content]
     if kind == "spare":
-        return Spare()
+        return Buffers()
     if kind == "value":
         return content
     alike = isinstance(like, tuple) and len(like) == len(content)
@@ -80,4 +80,4 @@ def size(tree: Any) -> int:
         return tree.nbytes
     if isinstance(tree, Ring):
         return tree.rows.nbytes
-    return sum(map(size, tree)) if isinstance(tree, tuple | Spare) else 0
+    return sum(map(size, tree)) if isinstance(tree, tuple | Buffers) else 0

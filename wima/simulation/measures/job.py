@@ -58,7 +58,7 @@ class Measures:
         self, task: Task, options: RunOptions, own: Sequence[Measure], finetune: FineTune | None
     ) -> None:
         """Raises if something cannot be measured.  own: the user's measures."""
-        self.task, self._options, self._finetune = task, options, finetune
+        self.task, self._finetune = task, finetune
         evaluation, wanted = task.evaluate, bool(options.client_eval_every or finetune)
         if not (wanted or options.calibration or own):
             return
@@ -103,17 +103,23 @@ class Measures:
         measures = evaluation.measures.values() if isinstance(evaluation, Evaluation) else ()
         return {name: better for measure in measures for name, better in measure.better.items()}
 
-    def due(self, t: int) -> list[str]:
+    def due(self, t: int, options: RunOptions) -> list[str]:
         """The measures of the models after t rounds."""
         evaluation = self.task.evaluate
         if not isinstance(evaluation, Evaluation):
-            return ["metrics"] if self._options.evaluates(t) else []
-        return [n for n, measure in evaluation.measures.items() if measure.due(t, self._options)]
+            return ["metrics"] if options.evaluates(t) else []
+        return [n for n, measure in evaluation.measures.items() if measure.due(t, options)]
 
-    def after(self, t: int, answer: Answer, current: Callable[[], Mapping[str, Vector]]) -> Entries:
+    def after(
+        self,
+        t: int,
+        options: RunOptions,
+        answer: Answer,
+        current: Callable[[], Mapping[str, Vector]],
+    ) -> Entries:
         """What the record of round t says about the current models; {} if nothing is due."""
-        evaluation, due = self.task.evaluate, self.due(t)
-        tuned = self._finetune is not None and t == self._options.rounds
+        evaluation, due = self.task.evaluate, self.due(t, options)
+        tuned = self._finetune is not None and t == options.rounds
         if not due and not tuned:
             return {}
         models = current()
