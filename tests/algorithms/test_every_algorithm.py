@@ -18,7 +18,7 @@ from wima import algorithms
 from wima.algorithms import server_opt
 from wima.runs.own_code import kinds
 from wima.runs.settings import load_settings
-from wima.simulation import options as schedules
+from wima.simulation.options import SCHEDULES
 
 PACKAGE = Path(wima.__file__).parent
 CHOICES = [
@@ -50,8 +50,8 @@ def test_methods_are_chosen_by_name(choice, made):
 
 
 def test_all_server_optimizers_and_schedules_were_meant():
-    for module in (server_opt, schedules):
-        assert set(module.BY_NAME.values()) <= {type(made) for _, made in CHOICES}
+    for registry in (server_opt.BY_NAME, SCHEDULES):
+        assert set(registry.values()) <= {type(made) for _, made in CHOICES}
 
 
 @pytest.fixture

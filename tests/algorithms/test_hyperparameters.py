@@ -13,9 +13,9 @@ import wima
 from tests.helpers.toys import quadratics
 from wima import SGD, SWA, UsageError, algorithms, averaging
 from wima.algorithms import server_opt
-from wima.simulation import options as schedules
+from wima.simulation.options import SCHEDULES
 
-REGISTRIES = [algorithms.BY_NAME, averaging.BY_NAME, schedules.BY_NAME, server_opt.BY_NAME]
+REGISTRIES = [algorithms.BY_NAME, averaging.BY_NAME, SCHEDULES, server_opt.BY_NAME]
 KINDS = sorted({kind for registry in REGISTRIES for kind in registry.values()}, key=str)
 
 

@@ -14,8 +14,9 @@ from wima.data.sets import SUMMARIES
 from wima.runs import track
 from wima.runs.list import CHOICES
 from wima.runs.settings import read_toml
-from wima.simulation import options as schedules, privacy
+from wima.simulation import privacy
 from wima.simulation.measures import finetune
+from wima.simulation.options import SCHEDULES
 
 REGISTRIES = {
     "algorithms": algorithms.BY_NAME,
@@ -23,7 +24,7 @@ REGISTRIES = {
     "servers": server_opt.BY_NAME,
     "privacy": privacy.BY_NAME,
     "finetune": finetune.BY_NAME,
-    "schedules": schedules.BY_NAME,
+    "schedules": SCHEDULES,
     "models": models.BY_NAME,
     "trackers": track.BY_NAME,
 }

@@ -9,13 +9,14 @@ import wima
 from tests.helpers.unequal import OPTIONS, task_of
 from wima import algorithms, averaging
 from wima.algorithms import server_opt
-from wima.simulation import options as schedules, privacy
+from wima.simulation import privacy
+from wima.simulation.options import SCHEDULES
 
 REGISTRIES = {
     "algorithm": algorithms.BY_NAME,
     "averagers": averaging.BY_NAME,
     "server_opt": server_opt.BY_NAME,
-    "schedule": schedules.BY_NAME,
+    "schedule": SCHEDULES,
     "privacy": privacy.BY_NAME,
 }
 

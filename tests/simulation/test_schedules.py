@@ -12,7 +12,7 @@ import wima
 from tests.helpers import pseudocode
 from tests.helpers.toys import quadratics
 from wima import Constant, Cosine, Cyclic, Exponential, UsageError
-from wima.simulation.options import BY_NAME
+from wima.simulation.options import SCHEDULES
 
 ROUNDS, LR = 12, 0.3
 random = np.random.default_rng(4)
@@ -186,5 +186,5 @@ def test_a_cyclic_start_after_the_end_is_refused_before_the_first_round(start):
 
 
 def test_all_schedules_have_a_name_for_settings():
-    assert set(BY_NAME.values()) == {Constant, Exponential, Cosine, Cyclic}
-    assert all(name == kind.__name__.lower() for name, kind in BY_NAME.items())
+    assert set(SCHEDULES.values()) == {Constant, Exponential, Cosine, Cyclic}
+    assert all(name == kind.__name__.lower() for name, kind in SCHEDULES.items())

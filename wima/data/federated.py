@@ -22,6 +22,8 @@ from wima.core.randomness import rng
 from wima.storage.files import read_text, written
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from wima.data.transform import Transform
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -351,10 +353,6 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 _FILES = ("x.npy", "y.npy", "offsets.npy", "meta.json")
-
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LARGE = 64 * 2**20  # bytes; smaller arrays may stay in memory
 AROUND = 2 * 2**20  # bytes: the most that Linux maps around an address that is read, aligned

@@ -22,11 +22,11 @@ from wima.data.sets import REMARKS
 from wima.runs.folder import SNAPSHOTS
 from wima.runs.own_code import IN_PYTHON, OWN, is_own, own_data
 from wima.runs.settings import Settings
-from wima.simulation import options as schedules, privacy
+from wima.simulation import privacy
 from wima.simulation.clients import OVERHEAD
-from wima.simulation.measures import finetune as exams
+from wima.simulation.measures import finetune
 from wima.simulation.measures.base import objective
-from wima.simulation.options import Faults, LocalSGD, RunOptions
+from wima.simulation.options import SCHEDULES, Faults, LocalSGD, RunOptions
 from wima.simulation.simulate import Simulation, simulate
 from wima.simulation.task import Task, make_task
 from wima.storage.ring import BLOCK
@@ -243,10 +243,10 @@ def _parts(settings: Settings) -> dict[str, Callable[[], Any]]:
         "algorithm": lambda: settings.algorithm.make("algorithm", algorithms.BY_NAME),
         "server_opt": lambda: settings.server.make("server optimizer", server_opt.BY_NAME),
         "averagers": lambda: [c.make("averager", averaging.BY_NAME) for c in settings.averagers],
-        "schedule": lambda: settings.schedule.make("schedule", schedules.BY_NAME),
+        "schedule": lambda: settings.schedule.make("schedule", SCHEDULES),
         "privacy": lambda: settings.privacy and settings.privacy.make("privacy", privacy.BY_NAME),
         "finetune": lambda: (
-            settings.finetune and settings.finetune.make("fine-tuning", exams.BY_NAME)
+            settings.finetune and settings.finetune.make("fine-tuning", finetune.BY_NAME)
         ),
         "measures": lambda: [choice.make("measure", {}) for choice in settings.measures],
     }

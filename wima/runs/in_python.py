@@ -9,23 +9,28 @@ from pathlib import Path
 from typing import Any, Literal, Never
 
 from wima import algorithms, averaging
-from wima.algorithms import server_opt as servers
 from wima.algorithms.base import Algorithm
 from wima.algorithms.fedavg import FedAvg
-from wima.algorithms.server_opt import ServerOpt
+from wima.algorithms.server_opt import SGD, ServerOpt
 from wima.averaging import Averager, named
 from wima.core.errors import check
 from wima.runs.launch import MakeDisplay, NoProgress, ProgressDisplay, launch, resume as resume_run
-from wima.runs.own_code import OWN
+from wima.runs.own_code import OWN, kinds
 from wima.runs.run import Models, Run, read_run, state_of, title
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.runs.summary import draw_curves
-from wima.simulation import options as schedules, privacy as privacies
 from wima.simulation.engines.auto import MakeEngine
-from wima.simulation.measures import finetune as fine_tuning
 from wima.simulation.measures.base import Measure
 from wima.simulation.measures.finetune import FineTune
-from wima.simulation.options import Cohorts, Faults, LocalSGD, RunOptions, Schedule, Weighting
+from wima.simulation.options import (
+    Cohorts,
+    Constant,
+    Faults,
+    LocalSGD,
+    RunOptions,
+    Schedule,
+    Weighting,
+)
 from wima.simulation.privacy import Gaussian
 from wima.simulation.simulate import check_names, check_parts, options_of, simulate
 from wima.simulation.task import Task
@@ -132,13 +137,12 @@ def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str
     return result
 
 
-NAMED: dict[str, tuple[str, Mapping[str, type[Any]], Any]] = {
-    # argument -> setting, registry, default
-    "algorithm": ("algorithm", algorithms.BY_NAME, FedAvg()),
-    "server_opt": ("server", servers.BY_NAME, servers.SGD()),
-    "schedule": ("schedule", schedules.BY_NAME, schedules.Constant()),
-    "privacy": ("privacy", privacies.BY_NAME, None),
-    "finetune": ("finetune", fine_tuning.BY_NAME, None),
+NAMED: dict[str, tuple[str, Any]] = {  # argument -> setting, default
+    "algorithm": ("algorithm", FedAvg()),
+    "server_opt": ("server", SGD()),
+    "schedule": ("schedule", Constant()),
+    "privacy": ("privacy", None),
+    "finetune": ("finetune", None),
 }
 
 
@@ -146,10 +150,10 @@ def settings_of(arguments: Mapping[str, Any]) -> Settings:
     """Settings that describe the arguments of `simulate`; data and model belong to the task."""
     task: Task = arguments["task"]
     table: dict[str, Any] = {"data": OWN, "model": OWN}
-    for argument, (setting, registry, default) in NAMED.items():
+    for argument, (setting, default) in NAMED.items():
         thing = arguments[argument] or default
         if thing is not None:
-            table[setting] = choice_of(thing, registry)
+            table[setting] = choice_of(thing, kinds()[setting][1])
     watched = named(arguments["averagers"]).values()
     table["averagers"] = [choice_of(averager, averaging.BY_NAME) for averager in watched]
     table["measures"] = [choice_of(measure, {}) for measure in arguments["measures"]]

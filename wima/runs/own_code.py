@@ -231,7 +231,7 @@ def kinds() -> dict[str, tuple[str, Mapping[str, Any]]]:
     return {
         "algorithm": ("algorithm", algorithms.BY_NAME),
         "server": ("server optimizer", server_opt.BY_NAME),
-        "schedule": ("schedule", options.BY_NAME),
+        "schedule": ("schedule", options.SCHEDULES),
         "averagers": ("averager", averaging.BY_NAME),
         "privacy": ("privacy", privacy.BY_NAME),
         "finetune": ("fine-tuning", finetune.BY_NAME),

@@ -19,7 +19,7 @@ from wima.core.errors import RunError, UsageError
 from wima.core.randomness import rng
 from wima.core.vector import Vector, vectors
 from wima.data.federated import FederatedData, as_tensor, read_rows
-from wima.simulation.options import LocalSGD as LocalSGD
+from wima.simulation.options import LocalSGD
 from wima.simulation.task import Task
 from wima.simulation.workspace import Batch
 

@@ -28,6 +28,10 @@ from wima.core.errors import (
 )
 from wima.core.randomness import rng
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Weighting: TypeAlias = Literal["examples", "uniform"]
@@ -88,11 +92,6 @@ class RunOptions:
         """Whether models are evaluated for each client after t rounds."""
         every = self.client_eval_every
         return every > 0 and (t % every == 0 or t == self.rounds)
-
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,15 +233,15 @@ def poisson_cohorts(num_clients: int, clients_per_round: int) -> Cohorts:
     return cohort
 
 
-RULES = {"uniform": uniform_cohorts, "poisson": poisson_cohorts}
+COHORTS = {"uniform": uniform_cohorts, "poisson": poisson_cohorts}
 
 
 def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int) -> Cohorts:
     """Cohorts by the name of a rule, or from a user's function, whose results are checked."""
     if not callable(given):
-        if given not in RULES:
-            raise unknown("cohorts", given, RULES)
-        return RULES[given](num_clients, clients_per_round)
+        if given not in COHORTS:
+            raise unknown("cohorts", given, COHORTS)
+        return COHORTS[given](num_clients, clients_per_round)
 
     def cohort(seed: int, t: int) -> list[int]:
         return checked_cohort(given(seed, t), t, num_clients, clients_per_round)
@@ -380,7 +379,7 @@ class Cyclic:
         return (1 - a) + a * self.low
 
 
-BY_NAME: dict[str, type[Any]] = {
+SCHEDULES: dict[str, type[Any]] = {
     "constant": Constant,
     "exponential": Exponential,
     "cosine": Cosine,

@@ -21,7 +21,6 @@ from wima.algorithms.traffic import visit_bytes
 from wima.averaging import Averager, Averages, named
 from wima.core.errors import Diverged, RunError, UsageError, check, unknown
 from wima.core.vector import Vector, one_thread
-from wima.simulation import options as schedules
 from wima.simulation.engines.auto import MakeEngine, make_engine
 from wima.simulation.local import located, untouched
 from wima.simulation.measures.base import Measure, Metrics
@@ -29,6 +28,7 @@ from wima.simulation.measures.finetune import BY_NAME as FINE_TUNING, FineTune
 from wima.simulation.measures.job import Measures
 from wima.simulation.options import (
     NOTHING,
+    SCHEDULES,
     Cohorts,
     Constant,
     Faults,
@@ -311,7 +311,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], Mapping[str, type[Any]]]] = {
     "algorithm": (lambda thing: isinstance(thing, Algorithm), algorithms.BY_NAME),
     "averagers": (lambda thing: isinstance(thing, Averager), averaging.BY_NAME),
     "server_opt": (_has("init", "update"), SERVERS),
-    "schedule": (_has("factor"), schedules.BY_NAME),
+    "schedule": (_has("factor"), SCHEDULES),
     "privacy": (lambda thing: isinstance(thing, Gaussian), PRIVACY),
     "finetune": (lambda thing: isinstance(thing, FineTune), FINE_TUNING),
 }
