@@ -91,7 +91,7 @@ def test_several_cells_may_share_a_run(tmp_path):
     path = write_sheet(make_sheet(cells, name="window", **fields), tmp_path)
     found = gather([tmp_path], "accuracy")
     table = sheet_table(path.resolve(), next(iter(found.sheets.values())), found, Measure())
-    means = [table.entry(f"W = {w}", "digits", "average").mean for w in (10, 20)]
+    means = [table.entries[f"W = {w}", "digits", "average"].mean for w in (10, 20)]
     assert means[1] - means[0] == pytest.approx(0.01)
     assert len(list(table.runs())) == 1
     assert len(make_tables(found, Measure())[0]) == 1  # no table of other runs

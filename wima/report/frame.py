@@ -107,22 +107,26 @@ class Data:
         return [float(curve.values[-1]) for curve in found if curve is not None]
 
 
-def gather(paths: Sequence[Path], metric: str) -> Data:
-    """Read every run and sheet at these paths and below them."""
+def gather(paths: Sequence[Path], metric: str, purpose: str = "") -> Data:
+    """Read every run and sheet at these paths and below them.
+
+    purpose: what the runs are for, in the error if there are none; empty: that is no error.
+    """
     data = Data({}, {}, [], [])
     seen: set[Path] = set()
     for path in paths:
         if not path.exists():
             data.omitted.append(Omitted(str(path), "it does not exist"))
         elif not path.is_dir():
-            names: dict[str, None] = {}
-            if sheet := _add_sheet(path, data):
-                names = dict.fromkeys(cell.run for cell in sheet.cells)
-            for folder in (path.parent / name for name in names):
-                if folder.is_dir():
-                    _add_run(folder, metric, data)
+            sheet = _add_sheet(path, data)
+            for name in dict.fromkeys(cell.run for cell in sheet.cells) if sheet else ():
+                if (path.parent / name).is_dir():
+                    _add_run(path.parent / name, metric, data)
         elif not _walk(path, metric, data, seen):
             data.omitted.append(Omitted(str(path), "not a run folder, and it contains none"))
+    if purpose and not data.runs:
+        reasons = "\n".join(f"  {item.path}: {item.reason}" for item in data.omitted[:10])
+        raise UsageError(f"There are no runs to {purpose}.\n{reasons}")
     return data
 
 
