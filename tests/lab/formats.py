@@ -64,7 +64,7 @@ def _read_run(folder: Path) -> None:
 
 def _report(folder: Path) -> None:
     from wima.core.measure import Measure
-    from wima.report.frame import gather
+    from wima.report.inputs import gather
     from wima.report.page import page
     from wima.report.paper_page import Notes, markdown_page
     from wima.report.table import grid

@@ -11,7 +11,7 @@ from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.figures import table_figure
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.statistics import Curve
 from wima.report.write import make_tables, write_report
 from wima.runs.summary import MARKED, draw_curve, sparse_until

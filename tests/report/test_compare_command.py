@@ -20,7 +20,7 @@ from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.report.compare import Comparison, compare, latex
 from wima.report.figures import band_of, comparison_figure, draw_comparison
-from wima.report.frame import COMPARED
+from wima.report.inputs import COMPARED
 
 FILES = {COMPARED, *(f"compare.{ending}" for ending in ("md", "tex", "csv", "png", "pdf"))}
 PAGE = section("reports.md", "Comparing methods over seeds")

@@ -15,7 +15,7 @@ from wima.core.measure import Measure
 from wima.core.statistics import of_independent
 from wima.experiments.sheet import Cell, printed, write_sheet
 from wima.report.figures import opening_figure
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.paper_page import (
     beside_paper,
     draw_opening,

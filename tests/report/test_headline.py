@@ -13,7 +13,7 @@ from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.core.statistics import holm
 from wima.experiments.sheet import Cell, printed, write_sheet
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.page import forest
 from wima.report.paper_page import comparisons, headline, median_interval
 from wima.report.statistics import gain as gain_over

@@ -12,7 +12,7 @@ from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
 from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.table import sheet_table
 from wima.report.write import make_tables, write_report
 

@@ -19,7 +19,7 @@ from wima.core.statistics import RISK, last_rounds
 from wima.core.version import __version__
 from wima.experiments.sheet import own_sheet
 from wima.report import text
-from wima.report.frame import COMPARED, Omitted, gather
+from wima.report.inputs import COMPARED, Omitted, gather
 from wima.report.names import Method, also_differ, by_size, methods_of
 from wima.report.table import Entry, Grid, Place, Places, Table, make_table, models_of
 from wima.storage.files import check_place, written
@@ -81,7 +81,7 @@ def compare(
     last = last_rounds(min(run.settings.rounds for run in runs))
     sheet = own_sheet("compare", f"Comparison with {name}", last, rows=rows, headings=headings)
     return Comparison(
-        table=make_table(sheet, kept, data, measure, base),
+        table=make_table(sheet, kept, measure, base),
         methods={method.name: method for method in methods},
         by=chosen,
         omitted=[*data.omitted, *_repeats(methods, places)],

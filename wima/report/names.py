@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from wima.core.errors import check, unknown
 from wima.experiments.plan import methods, settings
-from wima.report.frame import Source
+from wima.report.inputs import Source
 from wima.runs.own_code import is_own, label, split
 from wima.runs.settings import CHOICES, NOT_IN_RESULTS, Settings, as_choice
 

@@ -65,7 +65,7 @@ def holm_note(intervals: int) -> str:
 
 def bytes_notes(table: Table) -> list[str]:
     """What MB to the target means, and why some are missing; empty if no run recorded them."""
-    recorded = [(r.number, "", "bytes") in table.data.curves for r in table.runs() if r.done]
+    recorded = [("", "bytes") in r.curves for r in table.runs() if r.done]
     if table.measure.target is None or not any(recorded):
         return []
     older = "" if all(recorded) else " Older runs did not record them."
@@ -90,7 +90,7 @@ def _privacy_notes(table: Table) -> list[str]:
     spent: dict[str, dict[str, str]] = {}
     for entry in table.entries.values():
         for member in entry.members:
-            budget = table.data.numbers(member.run, "", ["epsilon"]) if member.run else []
+            budget = member.run.numbers("", ["epsilon"]) if member.run else []
             for epsilon in budget:
                 shown = "∞" if isnan(epsilon) else f"{epsilon:.3g}"
                 spent.setdefault(entry.column, {})[entry.row] = shown

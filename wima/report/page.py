@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from wima.core.measure import Measure, megabytes
 from wima.report.figures import PANELS, band_of
-from wima.report.frame import Data, Omitted, Source
+from wima.report.inputs import Omitted, Source
 from wima.report.names import proper
 from wima.report.notes import bytes_notes, gain_notes, settings_notes
 from wima.report.paper_page import (
@@ -163,14 +163,14 @@ def _block(found: Sequence[Found]) -> dict[str, Any]:
 
 def payload(tables: Sequence[Table], omitted: Sequence[Omitted]) -> dict[str, Any]:
     """Everything that the page draws, as JSON."""
-    data, measure = tables[0].data, tables[0].measure
+    measure = tables[0].measure
     shown = {run.number: run for table in tables for run in table.runs()}
     runs = sorted(shown.values(), key=lambda run: str(run.path))
     index = {run.number: i for i, run in enumerate(runs)}
     entries = [entry for table in tables for entry in table.entries.values()]
     count = 3 * sum(band_of(entry.members) is not None for entry in entries)
     metrics = {measure.metric, "window"}
-    count += sum(number in shown and metric in metrics for number, _, metric in data.curves)
+    count += sum(metric in metrics for run in runs for _, metric in run.curves)
     points = min(MOST, max(LEAST, BUDGET // max(count, 1)))
     machines: dict[str, int] = {}
     return {
@@ -182,7 +182,7 @@ def payload(tables: Sequence[Table], omitted: Sequence[Omitted]) -> dict[str, An
             "target": None if measure.target is None else measure.factor * measure.target,
         },
         "tables": [_table(table, index, points) for table in tables],
-        "runs": [_run(run, data, machines, points, measure) for run in runs],
+        "runs": [_run(run, machines, points, measure) for run in runs],
         "machines": [json.loads(text) for text in machines],
         "omitted": [list(item) for item in omitted],
     }
@@ -265,9 +265,7 @@ def _entry(table: Table, entry: Entry, index: Mapping[int, int], points: int) ->
     return made
 
 
-def _run(
-    run: Source, data: Data, machines: dict[str, int], points: int, measure: Measure
-) -> dict[str, Any]:
+def _run(run: Source, machines: dict[str, int], points: int, measure: Measure) -> dict[str, Any]:
     texts = {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in run.environment.items()
@@ -278,7 +276,7 @@ def _run(
     command = "" if words is None else str(words)
     scale = measure.factor * 10**measure.digits
     values, windows = (
-        {m: data.curves[key] for m in run.models if (key := (run.number, m, metric)) in data.curves}
+        {m: run.curves[m, metric] for m in run.models if (m, metric) in run.curves}
         for metric in (measure.metric, "window")
     )
     return {

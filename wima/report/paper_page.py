@@ -18,7 +18,7 @@ from wima.core.measure import PLAIN
 from wima.core.statistics import RISK
 from wima.experiments.plan import scales
 from wima.report.figures import Pair, opening_figure, save
-from wima.report.frame import Omitted
+from wima.report.inputs import Omitted
 from wima.report.names import proper
 from wima.report.notes import gain_notes, notes
 from wima.report.statistics import Interval, corrected

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wima.core.measure import PLAIN, Measure
-from wima.report.frame import LEVELS
+from wima.report.inputs import LEVELS
 from wima.report.notes import holm_note
 from wima.report.statistics import Interval, corrected, gain, late
 from wima.report.table import Entry, Grid, Member, Table, places
@@ -103,7 +103,7 @@ def _distribution(table: Table, measure: Measure) -> Picture:
     metrics = [f"clients.{level}" for level in LEVELS]
 
     def draw(members: Sequence[Member]) -> Points:
-        rows = [table.data.numbers(m.run, m.model, metrics) for m in members if m.run]
+        rows = [m.run.numbers(m.model, metrics) for m in members if m.run]
         rows = [row for row in rows if row]
         values = measure.factor * np.mean(rows, axis=0) if rows else np.empty(0)
         return list(zip(values.tolist(), map(float, LEVELS), strict=False))
@@ -128,11 +128,12 @@ def _reliability(members: Sequence[Member]) -> Points:
 
 def _client_notes(table: Table, kind: str, measure: Measure) -> list[str]:
     """What the numbers mean."""
-    frame, runs = table.data.frame, [run.number for run in table.runs()]
-    counted = frame[(frame.metric == f"{kind}.count") & frame.run.isin(runs)]
+    counted = [
+        c for run in table.runs() for (_, m), c in run.curves.items() if m == f"{kind}.count"
+    ]
     rounds, counts = (
-        f"{own.min():.0f}" if own.min() == own.max() else f"{own.min():.0f} to {own.max():.0f}"
-        for own in (counted.t, counted.value)
+        f"{min(own):.0f}" if min(own) == max(own) else f"{min(own):.0f} to {max(own):.0f}"
+        for own in ([c.rounds[0] for c in counted], [c.values[0] for c in counted])
     )
     when = f"in the last round in which clients were evaluated ({rounds})"
     return [
@@ -142,7 +143,7 @@ def _client_notes(table: Table, kind: str, measure: Measure) -> list[str]:
     ]
 
 
-def _numbers(table: Table, member: Member, kind: str, columns: Sequence[Column]) -> Numbers:
+def _numbers(member: Member, kind: str, columns: Sequence[Column], last: int) -> Numbers:
     """The numbers that the run recorded for this model, by metric; empty if it has none.
 
     Those of a kind (clients, before, after) are the newest, the others means over the last rounds.
@@ -151,13 +152,13 @@ def _numbers(table: Table, member: Member, kind: str, columns: Sequence[Column])
     if run is None:
         return {}
     names = {c.metric: f"{kind}.{c.metric}" if kind else c.metric for c in columns}
-    found = {m: table.data.curves.get((run.number, member.model, n)) for m, n in names.items()}
+    found = {m: run.curves.get((member.model, n)) for m, n in names.items()}
     curves = {metric: curve for metric, curve in found.items() if curve is not None}
     if kind:
         return {metric: float(curve.values[-1]) for metric, curve in curves.items()}
     if len(curves) < len(columns):
         return {}
-    values = {metric: late(curve, run.done, table.last) for metric, curve in curves.items()}
+    values = {metric: late(curve, run.done, last) for metric, curve in curves.items()}
     return {metric: float(np.mean(own)) for metric, own in values.items() if len(own)}
 
 
@@ -172,14 +173,14 @@ def _grid(
     def by_seed(entry: Entry | None, kind: str) -> dict[int, Numbers]:
         """The numbers of the finished seeds; empty if one of them diverged."""
         members = [] if entry is None or entry.text else [m for m in entry.members if m.counts]
-        numbers = {m.seed: _numbers(table, m, kind, columns) for m in members}
+        numbers = {m.seed: _numbers(m, kind, columns, table.last) for m in members}
         return {seed: own for seed, own in numbers.items() if own}
 
     lines: list[tuple[list[str], Entry, dict[int, Numbers]]] = []
     gains: dict[tuple[int, str], Interval] = {}
     gained = [column.metric for column in columns if column.gain]
     for (entry, names), (label, kind) in product(places(table), kinds.items()):
-        if not any(_numbers(table, member, kind, columns) for member in entry.members):
+        if not any(_numbers(member, kind, columns, table.last) for member in entry.members):
             continue
         values = by_seed(entry, kind)
         plain = by_seed(None if entry.heading == PLAIN else table.plain(entry), kind)

@@ -18,7 +18,7 @@ import numpy as np
 from wima.core.measure import PLAIN, Measure, megabytes
 from wima.core.statistics import last_rounds
 from wima.experiments.sheet import Printed, Sheet, own_sheet, printed
-from wima.report.frame import Data, Omitted, Source
+from wima.report.inputs import Data, Omitted, Source
 from wima.report.names import group_names, grouped
 from wima.report.statistics import Curve, Interval, Score, corrected, gain, over_seeds, score
 from wima.runs.settings import NOT_IN_RESULTS
@@ -132,7 +132,6 @@ class Table(NamedTuple):
     measure: Measure
     last: int
     entries: dict[Place, Entry]
-    data: Data
     baseline: Place | None = None  # of a comparison; None: gains are over plain in the same place
     slug: str = ""  # its name in file names
     long: Mapping[str, str] = {}  # row -> the full text of a shortened name
@@ -178,10 +177,10 @@ def sheet_table(path: Path, sheet: Sheet, data: Data, measure: Measure) -> Table
         for heading, model in cell.models.items():
             seeds = places.setdefault((cell.row, cell.column, heading), {})
             seeds.setdefault(cell.seed, (run, model))
-    return make_table(sheet, places, data, measure)
+    return make_table(sheet, places, measure)
 
 
-def runs_table(runs: Sequence[Source], data: Data, measure: Measure) -> tuple[Table, list[Omitted]]:
+def runs_table(runs: Sequence[Source], measure: Measure) -> tuple[Table, list[Omitted]]:
     """The table of runs that are in no sheet: a row per group that differs only in the seed.
 
     Also returns runs that repeat another one.
@@ -208,7 +207,7 @@ def runs_table(runs: Sequence[Source], data: Data, measure: Measure) -> tuple[Ta
     title = "Runs" if len(names) > 1 else f"Runs of {names[0].short}"
     rows = [name.short for name in names]
     sheet = own_sheet(RUNS, title, last, rows=rows, headings=headings)
-    table = make_table(sheet, places, data, measure)
+    table = make_table(sheet, places, measure)
     return table._replace(long={n.short: n.whole for n in names if n.whole != n.short}), repeats
 
 
@@ -218,16 +217,16 @@ def models_of(runs: Iterable[Source]) -> list[str]:
 
 
 def make_table(
-    sheet: Sheet, places: Places, data: Data, measure: Measure, baseline: Place | None = None
+    sheet: Sheet, places: Places, measure: Measure, baseline: Place | None = None
 ) -> Table:
     """The numbers of a sheet, with gains corrected for their number (Holm)."""
     last = measure.last or sheet.last
     entries = {}
     for place, seeds in places.items():
-        members = [_member(seed, *seeds[seed], data, last, measure) for seed in sorted(seeds)]
+        members = [_member(seed, *seeds[seed], last, measure) for seed in sorted(seeds)]
         paper = printed(sheet.name, *place) if measure.is_share else None
         entries[place] = _entry(place, members, paper)
-    table = Table(sheet, measure, last, entries, data, baseline)
+    table = Table(sheet, measure, last, entries, baseline)
     gains = {}
     for place, entry in entries.items():
         base = entries[baseline] if baseline else table.plain(entry)
@@ -240,22 +239,20 @@ def make_table(
     )
 
 
-def _member(
-    seed: int, run: Source | None, model: str, data: Data, last: int, measure: Measure
-) -> Member:
+def _member(seed: int, run: Source | None, model: str, last: int, measure: Measure) -> Member:
     """A seed with its numbers."""
-    curve = data.curves.get((run.number, model, measure.metric)) if run else None
+    curve = run.curves.get((model, measure.metric)) if run else None
     if run is None or curve is None:
         return Member(seed, model, run)
     numbers = score(curve, run.done, last, measure.target, measure.sign)
-    sent = data.curves.get((run.number, "", "bytes"))
+    sent = run.curves.get(("", "bytes"))
     there = sent.values[sent.rounds == numbers.reached] if sent else []
     return Member(
         seed=seed,
         model=model,
         run=run,
         curve=curve,
-        window=data.curves.get((run.number, model, "window")),
+        window=run.curves.get((model, "window")),
         score=numbers,
         sent=int(there[0]) if len(there) else None,
     )

@@ -16,7 +16,7 @@ from wima.core.text import command_line
 from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
 from wima.report.figures import draw_picture, draw_table
-from wima.report.frame import MARKER, Data, Omitted, gather
+from wima.report.inputs import MARKER, Data, Omitted, gather
 from wima.report.page import page
 from wima.report.paper_page import Notes, beside_paper, draw_opening, markdown_page, split_notes
 from wima.report.sections import below
@@ -94,7 +94,7 @@ def make_tables(data: Data, measure: Measure) -> tuple[list[Table], list[Omitted
     others = [run for run in data.runs.values() if run.number not in shown]
     repeats: list[Omitted] = []
     if others:
-        table, repeats = runs_table(others, data, measure)
+        table, repeats = runs_table(others, measure)
         tables.append(table)
     taken: set[str] = set()  # names that are safe in file systems
     named = []
