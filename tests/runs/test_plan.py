@@ -11,7 +11,6 @@ import pytest
 from tests.helpers.interrupted import copy_of, outcome, settings_of
 from tests.helpers.unequal import SIZES, task_of
 from wima import WIMA, Averager, Scaffold
-from wima.averaging import BY_NAME
 from wima.averaging.wima import REACH, Buckets
 from wima.core.errors import UsageError
 from wima.runs import build
@@ -52,8 +51,7 @@ def test_buckets_are_planned_as_large_as_they_grow():
 
 def test_the_plan_of_a_preset_states_the_sums_of_the_window_that_chooses_itself():
     settings, w = load_settings("digits", []), task_of().init(0)
-    averagers = [choice.make("averager", BY_NAME) for choice in settings.averagers]
-    plan = make_plan(settings, task_of(), Scaffold(), averagers)
+    plan = make_plan(settings, task_of(), Scaffold(), settings.make("averagers"))
     buckets, most = Buckets.start(w), 0
     for t in range(1, settings.rounds + 1):
         buckets = buckets.push(w, max(1, t // REACH))

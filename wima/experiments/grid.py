@@ -6,7 +6,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from wima import averaging
 from wima.core.errors import UsageError, check
 from wima.core.statistics import last_rounds
 from wima.experiments.plan import Job
@@ -84,5 +83,5 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _models(settings: Settings) -> dict[str, Any]:
-    names = [choice.make("averager", averaging.BY_NAME).name for choice in settings.averagers]
+    names = [averager.name for averager in settings.make("averagers")]
     return {"plain": "plain", **{name: name for name in names}}

@@ -231,9 +231,7 @@ def _cells(experiment: Experiment, planned: PlannedRun, seed: int, run: str) -> 
 
 def _model(averager: Choice) -> str:
     """The name of the averager's model in records."""
-    from wima import averaging  # imported here: the list of experiments need not wait for torch
-
-    return averager.make("averager", averaging.BY_NAME).name
+    return str(averager.make("averagers").name)
 
 
 def _shared_averagers(scale: Scale, listed: list[Experiment]) -> dict[str, dict[str, Choice]]:

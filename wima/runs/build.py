@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from wima import algorithms, averaging, models
-from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm
 from wima.averaging import Averager, Last, named
 from wima.core.errors import check, check_range
@@ -20,18 +18,18 @@ from wima.data.federated import Bundle
 from wima.data.load import load
 from wima.data.sets import REMARKS
 from wima.runs.folder import SNAPSHOTS
-from wima.runs.own_code import IN_PYTHON, OWN, is_own, own_data
+from wima.runs.own_code import IN_PYTHON, OWN, is_own, kinds, own_data
 from wima.runs.settings import Settings
-from wima.simulation import privacy
 from wima.simulation.clients import OVERHEAD
-from wima.simulation.measures import finetune
 from wima.simulation.measures.base import objective
-from wima.simulation.options import SCHEDULES, Faults, LocalSGD, RunOptions
+from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.simulation.simulate import Simulation, simulate
 from wima.simulation.task import Task, make_task
 from wima.storage.ring import BLOCK
 from wima.storage.segments import Segments, Storage
 from wima.storage.states import size
+
+ARGUMENTS = {"server": "server_opt"}  # of `simulate`; the others are called like the setting
 
 
 class Plan(NamedTuple):
@@ -150,7 +148,7 @@ def build_task(settings: Settings) -> Task:
         "The data and model of this run are Python objects, which settings cannot recreate; "
         f"{IN_PYTHON} resumes it, and `wima.read_run(path, task)` reads its models.",
     )
-    make = settings.model.call("model", models.BY_NAME)
+    make = settings.model.call("model")
     options = settings.data.parameters
     metric = options.pop("metric", "clean")
     bundle = _load(settings, options)
@@ -211,8 +209,11 @@ def build(
     report: receives the plan, the engine that `auto` chose, and the privacy budget.
     task, overrides: replace what the settings name, as in `simulate`.
     """
-    named_parts = _parts(settings).items()
-    parts = {**{name: make() for name, make in named_parts if name not in overrides}, **overrides}
+    parts = dict(overrides)
+    for setting in kinds():
+        argument = ARGUMENTS.get(setting, setting)
+        if setting != "model" and argument not in parts:
+            parts[argument] = settings.make(setting)
     task, plan = task or build_task(settings), None
     if folder is not None:
         averagers = list(named(parts["averagers"]).values())
@@ -235,18 +236,3 @@ def build(
     if simulation.accountant is not None:
         report(simulation.accountant.in_words(settings.rounds))
     return simulation
-
-
-def _parts(settings: Settings) -> dict[str, Callable[[], Any]]:
-    """Functions that make what the settings name."""
-    return {
-        "algorithm": lambda: settings.algorithm.make("algorithm", algorithms.BY_NAME),
-        "server_opt": lambda: settings.server.make("server optimizer", server_opt.BY_NAME),
-        "averagers": lambda: [c.make("averager", averaging.BY_NAME) for c in settings.averagers],
-        "schedule": lambda: settings.schedule.make("schedule", SCHEDULES),
-        "privacy": lambda: settings.privacy and settings.privacy.make("privacy", privacy.BY_NAME),
-        "finetune": lambda: (
-            settings.finetune and settings.finetune.make("fine-tuning", finetune.BY_NAME)
-        ),
-        "measures": lambda: [choice.make("measure", {}) for choice in settings.measures],
-    }

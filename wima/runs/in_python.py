@@ -153,7 +153,7 @@ def settings_of(arguments: Mapping[str, Any]) -> Settings:
     for argument, (setting, default) in NAMED.items():
         thing = arguments[argument] or default
         if thing is not None:
-            table[setting] = choice_of(thing, kinds()[setting][1])
+            table[setting] = choice_of(thing, kinds()[setting].registry)
     watched = named(arguments["averagers"]).values()
     table["averagers"] = [choice_of(averager, averaging.BY_NAME) for averager in watched]
     table["measures"] = [choice_of(measure, {}) for measure in arguments["measures"]]

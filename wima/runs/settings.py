@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from pydantic import (
 
 from wima.core.errors import Mistakes, UsageError, check, unknown
 from wima.runs.mistakes import explain
-from wima.runs.own_code import check_call, check_choice, find, parameters, split
+from wima.runs.own_code import check_call, check_choice, find, kinds, parameters, split
 from wima.simulation.engines import NAMES as ENGINES
 from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.storage.files import read_text
@@ -91,7 +91,6 @@ def _value(text: str) -> Any:
 
 CHOICES = ("data", "model", "algorithm", "server", "schedule", "privacy", "finetune")
 INSTEAD = (("window", "averagers"), ("alpha", "split"))  # one replaces the other
-Made = TypeVar("Made")
 Part = TypeVar("Part", RunOptions, LocalSGD, Faults)
 
 
@@ -117,16 +116,17 @@ class Choice(BaseModel):
         """Its hyper-parameters."""
         return dict(self.model_extra or {})
 
-    def make(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Made:
-        """An instance of the named class."""
-        made = self.call(kind, registry)
-        check_call(f"{kind} {self.name!r}", made)
+    def make(self, setting: str) -> Any:
+        """An instance of the class that the setting names."""
+        made = self.call(setting)
+        check_call(f"{kinds()[setting].name} {self.name!r}", made.func, **made.keywords)
         return made()
 
-    def call(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Callable[..., Made]:
-        """The named function, registered or the user's own, with the hyper-parameters bound."""
-        made = find(kind, self.name, registry)
-        known = parameters(kind, made)
+    def call(self, setting: str) -> partial[Any]:
+        """What the setting names, registered or the user's own, with the hyper-parameters bound."""
+        kind = kinds()[setting]
+        made = find(kind, self.name)
+        known = parameters(kind.name, made)
         for name in self.parameters:
             if name not in known:
                 raise unknown(f"hyper-parameter of {self.name}", name, known or ["(it has none)"])
@@ -190,37 +190,27 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _not_set(cls, given: Any) -> Any:
-        """ "none" unsets an optional setting: TOML has no null."""
+    def _resolved(cls, given: Any) -> Any:
+        """Resolve what stands for other settings, and what earlier versions wrote.
+
+        "none" unsets an optional setting, since TOML has no null.  `window = 50` or `[5, 50]` is
+        short for WIMA averagers with these windows.  `collective` was removed.
+        """
         if not isinstance(given, dict):
             return given
-        unset = {name for name, field in cls.model_fields.items() if field.default is None}
-        return {k: v for k, v in given.items() if k not in unset or v not in ("none", "None")}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _removed(cls, given: Any) -> Any:
-        """Settings of earlier versions name `collective`; only its default is left."""
-        if not isinstance(given, dict) or "collective" not in given:
-            return given
+        collective = given.get("collective", "gather")
         check(
-            given["collective"] == "gather",
-            f"collective={given['collective']} was removed; remove this setting: all ranks send "
-            "their clients' updates to rank 0, as with collective=gather.",
+            collective == "gather",
+            f"collective={collective} was removed; remove this setting: all ranks send their "
+            "clients' updates to rank 0, as with collective=gather.",
         )
-        return {name: value for name, value in given.items() if name != "collective"}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _window(cls, given: Any) -> Any:
-        """`window = 50` or `[5, 50]` is short for WIMA averagers with these windows."""
-        if not isinstance(given, dict) or "window" not in given:
-            return given
-        given = dict(given)
-        windows = given.pop("window")
-        listed = windows if isinstance(windows, list) else [windows]
-        given["averagers"] = [{"name": "wima", "window": window} for window in listed]
-        return given
+        unset = {name for name, field in cls.model_fields.items() if field.default is None}
+        removed = {name for name in unset & given.keys() if given[name] in ("none", "None")}
+        table = {k: v for k, v in given.items() if k not in removed | {"collective", "window"}}
+        if "window" in given:
+            windows = given["window"] if isinstance(given["window"], list) else [given["window"]]
+            table["averagers"] = [{"name": "wima", "window": window} for window in windows]
+        return table
 
     @field_validator("averagers", "measures", "trackers", mode="before")
     @classmethod
@@ -230,6 +220,13 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
             name = text.partition(":")[0] if isinstance(text, str) else ""
             check("=" not in name, f"expected hyper-parameters after a colon, got {text!r}.")
         return listed
+
+    def make(self, setting: str) -> Any:
+        """What a setting names: an object, a list of them, or None."""
+        chosen = getattr(self, setting)
+        if isinstance(chosen, list):
+            return [choice.make(setting) for choice in chosen]
+        return None if chosen is None else chosen.make(setting)
 
     @property
     def run_id(self) -> str:
@@ -345,14 +342,12 @@ def change(table: dict[str, Any], key: str, value: Any) -> None:
     for parent in parents:
         field = Settings.model_fields.get(parent)
         below = table.get(parent, field.default if field else {})
-        table[parent] = _as_table(parent, below)
+        if isinstance(below, str | Choice) and parent in CHOICES:
+            below = as_choice(below).model_dump()
+        if not isinstance(below, dict):
+            raise UsageError(
+                f"{parent} has no hyper-parameters, so {parent}.something cannot be set."
+            )
+        table[parent] = dict(below)
         table = table[parent]
     table[last] = value
-
-
-def _as_table(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str | Choice) and key in CHOICES:
-        return as_choice(value).model_dump()
-    if not isinstance(value, dict):
-        raise UsageError(f"{key} has no hyper-parameters, so {key}.something cannot be set.")
-    return dict(value)

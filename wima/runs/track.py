@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from wima.core.errors import RunError, UsageError, check
 from wima.core.text import echo
-from wima.runs.own_code import check_call, find
+from wima.runs.own_code import Kind, check_call, find
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings
 from wima.simulation.simulate import Record
@@ -302,7 +302,9 @@ def _notify(trackers: dict[str, Tracker], send: Callable[[Tracker], None]) -> di
 
 def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
     """Trackers by name; raises `UsageError` for unknown names and missing packages."""
-    kinds = {name: find("tracker", name, BY_NAME) for name in names}
+    words = "a class with methods start, record and finish"
+    known = Kind("tracker", BY_NAME, words, methods=("start", "record", "finish"))
+    kinds = {name: find(known, name) for name in names}
     for name, kind in kinds.items():
         check_call(f"tracker {name!r}", kind)
     return {name: kind() for name, kind in kinds.items()}

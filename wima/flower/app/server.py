@@ -26,8 +26,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors.torch import load_file
 
-from wima import algorithms
-from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm, Extra, ExtraMean, FullGradient, Local, State, Visit
 from wima.algorithms.traffic import emptied, reads, sends_extra
 from wima.core.errors import RunError, UsageError, check, unknown
@@ -133,8 +131,8 @@ class Federation(Strategy, Engine):
         self, settings: Settings, out: Path | None = None, options: Options | None = None
     ) -> None:
         check_known(settings)
-        complete = settings.algorithm.make("algorithm", algorithms.BY_NAME)
-        optimizer = settings.server.make("server optimizer", server_opt.BY_NAME)
+        complete = settings.make("algorithm")
+        optimizer = settings.make("server")
         check_server_rule(complete, optimizer, settings.stack_server)
         self.settings = settings.model_copy(update={"checkpoint_every": 1})
         self.out, self.options = out or launch.default_path(settings), options or Options()

@@ -19,7 +19,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from torch import Tensor
 
-from wima import algorithms
 from wima.algorithms.base import Algorithm, State
 from wima.core.errors import check
 from wima.core.vector import Vector, one_thread
@@ -120,7 +119,7 @@ def _read(content: RecordDict, context: Context, client: int) -> Call:
     return Call(
         client=client,
         settings=settings,
-        algorithm=settings.algorithm.make("algorithm", algorithms.BY_NAME),
+        algorithm=settings.algorithm.make("algorithm"),
         solver=solver,
         w=to_tensors(model)["w"].to(settings.device),
         t=entry(about, "t", int),
