@@ -23,7 +23,7 @@ def show(run: Run, path: Path) -> None:
     """Print the table of a finished run, and plot its curves into its folder."""
     from wima.runs.summary import draw_curves  # here: `wima runs` needs no numpy
 
-    draw_curves(run, path / "curves.png")
+    draw_curves(run.curves, run.title, path / "curves.png")
     Console().print(summarize(run))
     echo(f"Records: {path / 'records.jsonl'}")
     echo(f"Picture: {path / 'curves.png'}")

@@ -133,7 +133,7 @@ def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str
         launch(settings, path, display, report=lambda line: None, task=task, **parts)
     result = read_run(path, task)
     if result.metrics:
-        draw_curves(result, path / "curves.png", result.usual_metric)
+        draw_curves(result.curves, result.title, path / "curves.png", result.usual_metric)
     return result
 
 
