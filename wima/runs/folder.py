@@ -101,6 +101,11 @@ def run_name(settings: Settings, *, what: str = "", seed: bool = False) -> str:
     return f"{what}-s{settings.seed}-{settings.run_id}" if seed else f"{what}-{settings.run_id}"
 
 
+def default_path(settings: Settings) -> Path:
+    """The default folder of a run."""
+    return Path("runs") / run_name(settings)
+
+
 def check_free(path: Path) -> None:
     """Raise `UsageError` if the path exists: a run never overwrites anything."""
     try:
@@ -184,16 +189,8 @@ def _commit() -> str | None:
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
-    command = [
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(root),
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--dirty=+",
-    ]
+    command = ["git", "--no-optional-locks", "-C", str(root)]
+    command += ["describe", "--always", "--abbrev=40", "--dirty=+"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

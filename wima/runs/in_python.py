@@ -14,7 +14,7 @@ from wima.algorithms.fedavg import FedAvg
 from wima.algorithms.server_opt import SGD, ServerOpt
 from wima.averaging import Averager, named
 from wima.core.errors import check
-from wima.runs.launch import MakeDisplay, NoProgress, ProgressDisplay, launch, resume as resume_run
+from wima.runs.launch import Display, MakeDisplay, ProgressDisplay, launch, resume as resume_run
 from wima.runs.own_code import OWN, kinds
 from wima.runs.run import Models, Run, read_run, state_of, title
 from wima.runs.settings import Choice, Settings, make_settings
@@ -98,7 +98,7 @@ def run(
     options = {
         n: v for n, v in arguments.items() if n not in ("progress", "out", "resume", "wrong")
     }
-    display = ProgressDisplay if progress else NoProgress
+    display = ProgressDisplay if progress else Display
     if out is not None:
         return _in_folder(Path(out), resume, display, options)
     check(not resume, "resume=True needs out=, the run folder.")

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from rich.console import Console
 from rich.progress import TextColumn
@@ -29,10 +29,8 @@ from wima.runs.folder import (
     check_no_links,
     create_folder,
     reopen_folder,
-    run_name,
     write_status,
 )
-from wima.runs.identity import check_same, identity_of, own_code, remarks_on, settings_to_resume
 from wima.runs.own_code import IN_PYTHON, OWN
 from wima.runs.record import RECORDS, RecordFiles, as_line, sums
 from wima.runs.run import Run, is_intact, read_run
@@ -45,10 +43,13 @@ from wima.storage.files import Lock, digest, replace_text, written
 from wima.storage.segments import Segments
 
 
-class Display(Protocol):
-    """Shows the progress of a run."""
+class Display:
+    """Is told the progress of a run; this one shows nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __init__(self, rounds: int, done: int = 0) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exception: object) -> None: ...
 
@@ -59,20 +60,7 @@ class Display(Protocol):
 MakeDisplay: TypeAlias = Callable[[int, int], Display]  # total rounds, rounds already done
 
 
-class NoProgress:
-    """Shows nothing."""
-
-    def __init__(self, rounds: int, done: int = 0) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def update(self, record: Record) -> None: ...
-
-
-class ProgressDisplay:
+class ProgressDisplay(Display):
     """Shows each round's accuracy, the pace and the time left."""
 
     def __init__(self, rounds: int, done: int = 0, console: Console | None = None) -> None:
@@ -125,11 +113,6 @@ def _describe(record: Record) -> str:
     return "  ".join(parts)
 
 
-def default_path(settings: Settings) -> Path:
-    """The default folder of a run."""
-    return Path("runs") / run_name(settings)
-
-
 def launch(
     settings: Settings,
     path: Path,
@@ -152,7 +135,7 @@ def launch(
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # fix the choice of `auto`, which may differ next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
-            facts: dict[str, Any] = {**simulation.facts(), **own_code(settings)}
+            facts: dict[str, Any] = {**simulation.facts(), **checkpoint.own_code(settings)}
             if command:
                 facts["command"] = command
             lock = create_folder(path, settings, facts)
@@ -180,7 +163,7 @@ def resume(
     try:
         if run.status["state"] == "done" and is_intact(run):
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
-        wanted = settings_to_resume(run, changes)
+        wanted = checkpoint.settings_to_resume(run, changes)
         trackers = Trackers(wanted.trackers)
         engine = run.environment.get("engine", wanted.engine)
         if engine in NAMES and wanted.engine != "auto":  # it may have been changed since
@@ -194,23 +177,16 @@ def resume(
         with build(settings, path / FOLDER, **overrides) as simulation:
             check_rank_0(simulation)
             runner = Runner(simulation, path, settings, lock, trackers, progress)
-            start = runner.restore(run)
+            remarks = runner.restore(run)
             if changes:
                 replace_text(path / "settings.toml", wanted.to_toml())
-            for remark in start.remarks:
+            for remark in remarks:
                 echo(remark)
             print(f"Resuming after {simulation.t} of {simulation.rounds} rounds.")
             runner.run()
     finally:
         lock.release()
     return read_run(path)
-
-
-class Start(NamedTuple):
-    """Where a run is resumed from."""
-
-    records: Path  # a file with the records up to that round
-    remarks: list[str]
 
 
 class Runner:
@@ -228,7 +204,7 @@ class Runner:
         self.simulation, self.path, self.settings = simulation, path, settings
         self.state, self.done = "running", simulation.t  # rounds recorded
         self._lock, self._trackers, self._display = lock, trackers, display
-        self._identity = identity_of(settings, simulation)
+        self._identity = checkpoint.identity_of(settings, simulation)
         self._store = simulation.store or Segments(path / FOLDER)
         layout = simulation.setup.task.layout
         self._snapshots = Snapshots(path, settings.snapshots, simulation.w, layout)
@@ -236,19 +212,20 @@ class Runner:
         self._saved, self._saved_at = simulation.t, time.monotonic()
         self._stop = StopRequest()
 
-    def restore(self, run: Run) -> Start:
-        """Restore the newest checkpoint that is intact and has intact records."""
-        start = self._newest(run)
+    def restore(self, run: Run) -> list[str]:
+        """Restore the newest checkpoint that is intact and has intact records; returns remarks."""
+        records, remarks = self._newest(run)
         self.done = self._saved = self.simulation.t
-        reopen_folder(self.path, self.settings, self.done, start.records)
+        reopen_folder(self.path, self.settings, self.done, records)
         manifests.discard_after(self._store, self.done)
         self._snapshots.discard_after(self.done)
-        return start
+        return remarks
 
-    def _newest(self, run: Run) -> Start:
+    def _newest(self, run: Run) -> tuple[Path, list[str]]:
         checkpoints, wrong = manifests.find(self._store)
-        check_same(run, checkpoints, self._identity)
-        remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong] + remarks_on(run)
+        checkpoint.check_same(run, checkpoints, self._identity)
+        remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong]
+        remarks += checkpoint.remarks_on(run)
         files = [self.path / RECORDS, self.path / COPY]
         counts = [saved.t for saved in checkpoints]
         known = {file: sums(file, counts) for file in files}
@@ -256,9 +233,9 @@ class Runner:
             for file in files:
                 if known[file].get(saved.t) == saved.extra["records"]:
                     checkpoint.load(self.simulation, self._store, saved, self._snapshots)
-                    return Start(file, remarks)
+                    return file, remarks
                 remarks.append(f"{file} is damaged before round {saved.t}.")
-        return Start(files[0], remarks)
+        return files[0], remarks
 
     def run(self) -> None:
         """Run, close the folder and notify the trackers."""
@@ -266,22 +243,18 @@ class Runner:
         self.records = RecordFiles(self.path, self.path / COPY if self._saves else None)
         with self._stop.awaited():
             try:
-                self._run()
+                self._trackers.start(self.path)
+                self._rounds()
+            except KeyboardInterrupt:
+                self._close("interrupted")
+                raise Interrupted(self._interrupted()) from None
+            except Interrupted as stop:
+                self._close(stop.state, stop.reason)
+                raise
+            except Exception as error:
+                self._fail(error)
             finally:
                 self._trackers.finish(self.state)
-
-    def _run(self) -> None:
-        try:
-            self._trackers.start(self.path)
-            self._rounds()
-        except KeyboardInterrupt:
-            self._close("interrupted")
-            raise Interrupted(self._interrupted()) from None
-        except Interrupted as stop:
-            self._close(stop.state, stop.reason)
-            raise
-        except Exception as error:
-            self._fail(error)
 
     def _rounds(self) -> None:
         simulation = self.simulation
@@ -374,31 +347,22 @@ class Runner:
         )
 
 
-def is_worker_rank(settings: Settings) -> bool:
-    """Whether this process works for rank 0; checks that all ranks have the same settings."""
+def works_for_rank_0(settings: Settings) -> bool:
+    """Work for rank 0 until its run ends; False if this process is rank 0, or not distributed.
+
+    Checks that all ranks have the same settings.  The others write and print nothing.
+    """
     if settings.engine != "distributed":
         return False
     from wima.simulation.engines.ranks import join  # imported here: only distributed runs need it
 
     group = join()
     group.agree({**settings.in_results(), "device": settings.device})
+    if group.rank > 0:
+        with build(settings.model_copy(update={"averagers": []})) as simulation:
+            for _ in simulation:
+                pass
     return group.rank > 0
-
-
-def work_for_rank_0(settings: Settings) -> None:
-    """Work for rank 0 until its run ends; nothing is written or printed."""
-    with build(settings.model_copy(update={"averagers": []})) as simulation:
-        for _ in simulation:
-            pass
-
-
-def worked_to_resume(path: Path, changes: Sequence[str]) -> bool:
-    """Work for rank 0 until the run that it resumes ends; False if this process is rank 0."""
-    settings = settings_to_resume(read_run(path), changes)
-    if not is_worker_rank(settings):
-        return False
-    work_for_rank_0(settings)
-    return True
 
 
 def check_rank_0(simulation: Simulation) -> None:

@@ -29,7 +29,7 @@ from pydantic import (
 
 from wima.core.errors import Mistakes, UsageError, check, unknown
 from wima.runs.mistakes import explain
-from wima.runs.own_code import check_call, check_choice, find, kinds, parameters, split
+from wima.runs.own_code import check_call, check_choice, find, is_own, kinds, parameters, split
 from wima.simulation.engines import NAMES as ENGINES
 from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.storage.files import read_text
@@ -239,6 +239,11 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
         found = self.model_dump(mode="json", exclude=NOT_IN_RESULTS)
         defaults = {name: type(self).model_fields[name].default for name in LATER}
         return {n: v for n, v in found.items() if n not in LATER or v != defaults[n]}
+
+    def own_names(self) -> list[str]:
+        """The names that refer to a user's own code."""
+        choices = [*(getattr(self, key) for key in CHOICES), *self.averagers, *self.measures]
+        return [choice.name for choice in choices if choice and is_own(choice.name)]
 
     def part(self, kind: type[Part]) -> Part:
         """The options that belong to a dataclass such as `LocalSGD`."""

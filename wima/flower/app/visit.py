@@ -25,7 +25,6 @@ from wima.core.vector import Vector, one_thread
 from wima.data.federated import Array, FederatedData
 from wima.flower.arrays import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
-from wima.runs.identity import own_names
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.simulation.local import Problem, Solver
 from wima.simulation.options import LocalSGD
@@ -39,7 +38,7 @@ ARRAYS, ABOUT = "wima.memory", "wima.visits"  # records of the node's state
 
 def check_known(settings: Settings) -> None:
     """Raise if the settings name code outside the package: nodes never import such code."""
-    own = own_names(settings)
+    own = settings.own_names()
     check(
         not own,
         f"{', '.join(own)}: Flower nodes do not import your own code; use `wima run`, or add it to "
