@@ -15,7 +15,8 @@ from wima.averaging.wima import REACH, Buckets
 from wima.core.errors import UsageError
 from wima.runs import build
 from wima.runs.build import Plan, gigabytes, make_plan
-from wima.runs.launch import FOLDER, launch, resume
+from wima.runs.folder import FOLDER
+from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings, make_settings
 from wima.simulation.clients import OVERHEAD
 from wima.storage import files

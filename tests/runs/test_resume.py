@@ -28,7 +28,9 @@ from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
 from wima.runs import checkpoint
 from wima.runs.build import build
-from wima.runs.launch import COPY, FOLDER, RECORDS, launch, resume
+from wima.runs.folder import COPY, FOLDER
+from wima.runs.launch import launch, resume
+from wima.runs.record import RECORDS
 from wima.runs.run import Run, read_run
 from wima.simulation.task import data_checksum
 from wima.storage import manifests

@@ -13,7 +13,6 @@ from wima.core.errors import UsageError, check
 from wima.core.statistics import LAST
 from wima.core.text import cell, echo
 from wima.runs.folder import run_folders
-from wima.runs.record import rows_of
 from wima.runs.run import Ending, Run, ending, read_run, state_of, summarize
 
 SCORED = f"test accuracy %, mean over the last {LAST} rounds (short runs: the last quarter)"
@@ -51,7 +50,7 @@ def runs_table(folder: Path) -> Table:
 def _means(end: Ending) -> tuple[str, str]:
     """The mean of the plain model, and the highest mean of an average with its name."""
     try:
-        rows = rows_of(end.curves, end.last)
+        rows = end.curves.rows(end.last)
         means = {row.model: row.mean for row in rows if not isnan(row.mean)}
     except KeyError:  # accuracy was not measured
         means = {}

@@ -1,7 +1,5 @@
 """`wima sweep`: a grid of settings x seeds as a sheet."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

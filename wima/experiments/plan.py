@@ -5,15 +5,13 @@ Runs are shared.  Averagers never affect training, so two experiments with the s
 only one run; the averagers of all experiments in the package watch it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from wima.core.errors import UsageError, check, is_number, unknown
 from wima.experiments.sheet import Cell, Kind, Sheet, with_used_windows
@@ -33,10 +31,8 @@ SHARED = ("methods", "settings", "scales", "printed")  # files that are not expe
 SectionType = TypeVar("SectionType", bound="Section")
 
 
-class Section(BaseModel):
+class Section(BaseModel, extra="forbid"):
     """A checked section of a TOML file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Method(Section):

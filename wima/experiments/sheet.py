@@ -4,8 +4,6 @@ A sheet is written next to its run folders, as `NAME.sheet.json`, when they are 
 read it.  Several cells may share a run, since a run evaluates many models.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

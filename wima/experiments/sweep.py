@@ -4,8 +4,6 @@ Each worker process executes one run at a time.  A sweep stores nothing but the 
 same command resumes a sweep that was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ A message to it is a run, `{"path": ..., "settings": ...}`.  A message from it i
 run, `{"t": 3}`, or its end, `{"end": "done", "message": ""}`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

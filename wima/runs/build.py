@@ -1,7 +1,5 @@
 """Builds a task and a simulation from settings, and plans its memory and disk."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict

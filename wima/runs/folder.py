@@ -11,8 +11,6 @@ snapshots/*.safetensors   means of consecutive models, for windows that are chos
 lock               held by the process that executes the run
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

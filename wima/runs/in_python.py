@@ -1,19 +1,17 @@
 """`wima.run`: a simulation of Python objects to its end, optionally recorded in a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
 
-from wima import algorithms, averaging
+from wima import algorithms
 from wima.algorithms.base import Algorithm
-from wima.algorithms.fedavg import FedAvg
-from wima.algorithms.server_opt import SGD, ServerOpt
+from wima.algorithms.server_opt import ServerOpt
 from wima.averaging import Averager, named
 from wima.core.errors import check
+from wima.runs.build import ARGUMENTS
 from wima.runs.launch import Display, MakeDisplay, ProgressDisplay, launch, resume as resume_run
 from wima.runs.own_code import OWN, kinds
 from wima.runs.run import Models, Run, read_run, state_of, title
@@ -22,15 +20,7 @@ from wima.runs.summary import draw_curves
 from wima.simulation.engines.auto import MakeEngine
 from wima.simulation.measures.base import Measure
 from wima.simulation.measures.finetune import FineTune
-from wima.simulation.options import (
-    Cohorts,
-    Constant,
-    Faults,
-    LocalSGD,
-    RunOptions,
-    Schedule,
-    Weighting,
-)
+from wima.simulation.options import Cohorts, Faults, LocalSGD, RunOptions, Schedule, Weighting
 from wima.simulation.privacy import Gaussian
 from wima.simulation.simulate import check_names, check_parts, options_of, simulate
 from wima.simulation.task import Task
@@ -113,10 +103,8 @@ def run(
     return Run(header, lambda: models, records=records)
 
 
-OBJECTS = (
-    *("algorithm", "server_opt", "averagers", "schedule", "privacy", "finetune", "measures"),
-    *("cohorts", "faults", "storage", "make"),
-)
+OBJECTS = [ARGUMENTS.get(setting, setting) for setting in kinds() if setting != "model"]
+OBJECTS += ["cohorts", "faults", "storage", "make"]
 
 
 def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str, Any]) -> Run:
@@ -137,26 +125,18 @@ def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str
     return result
 
 
-NAMED: dict[str, tuple[str, Any]] = {  # argument -> setting, default
-    "algorithm": ("algorithm", FedAvg()),
-    "server_opt": ("server", SGD()),
-    "schedule": ("schedule", Constant()),
-    "privacy": ("privacy", None),
-    "finetune": ("finetune", None),
-}
-
-
 def settings_of(arguments: Mapping[str, Any]) -> Settings:
     """Settings that describe the arguments of `simulate`; data and model belong to the task."""
     task: Task = arguments["task"]
     table: dict[str, Any] = {"data": OWN, "model": OWN}
-    for argument, (setting, default) in NAMED.items():
-        thing = arguments[argument] or default
-        if thing is not None:
-            table[setting] = choice_of(thing, kinds()[setting].registry)
-    watched = named(arguments["averagers"]).values()
-    table["averagers"] = [choice_of(averager, averaging.BY_NAME) for averager in watched]
-    table["measures"] = [choice_of(measure, {}) for measure in arguments["measures"]]
+    listed = {"averagers": [*named(arguments["averagers"]).values()]}
+    listed["measures"] = [*arguments["measures"]]
+    for setting, kind in kinds().items():
+        thing = arguments.get(ARGUMENTS.get(setting, setting))
+        if setting in listed:
+            table[setting] = [choice_of(item, kind.registry) for item in listed[setting]]
+        elif thing is not None:
+            table[setting] = choice_of(thing, kind.registry)
     if isinstance(arguments["cohorts"], str):
         table["cohorts"] = arguments["cohorts"]
     table |= {"device": str(task.workspace.device)} if task.workspace else {}

@@ -1,7 +1,5 @@
 """Starts and resumes runs: their folder, progress, checkpoints, trackers and ends."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 import traceback
@@ -19,18 +17,9 @@ from wima.core.progress import is_live, progress_bar
 from wima.core.signals import Interrupted, Pruned, StopRequest, forget_viewers
 from wima.core.text import cell, echo, printable
 from wima.core.vector import by_name
-from wima.runs import checkpoint
+from wima.runs import checkpoint, folder
 from wima.runs.build import build
 from wima.runs.checkpoint import Snapshots
-from wima.runs.folder import (
-    COPY,
-    FOLDER,
-    check_free,
-    check_no_links,
-    create_folder,
-    reopen_folder,
-    write_status,
-)
 from wima.runs.own_code import IN_PYTHON, OWN
 from wima.runs.record import RECORDS, RecordFiles, as_line, sums
 from wima.runs.run import Run, is_intact, read_run
@@ -127,18 +116,18 @@ def launch(
     report: receives the plan of memory and disk, and the engine that `auto` chose.
     overrides: replaces what the settings name; see `build`.
     """
-    check_free(path)
+    folder.check_free(path)
     trackers = Trackers(settings.trackers)
     try:
         plan: list[str] = []
-        with build(settings, path / FOLDER, plan.append, **overrides) as simulation:
+        with build(settings, path / folder.FOLDER, plan.append, **overrides) as simulation:
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # fix the choice of `auto`, which may differ next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             facts: dict[str, Any] = {**simulation.facts(), **checkpoint.own_code(settings)}
             if command:
                 facts["command"] = command
-            lock = create_folder(path, settings, facts)
+            lock = folder.create_folder(path, settings, facts)
             for line in plan:  # after all checks
                 report(line)
             Runner(simulation, path, settings, lock, trackers, progress).run()
@@ -157,7 +146,7 @@ def resume(
 
     changes: settings, as `key=value`, that affect how the run is computed but not its result.
     """
-    check_no_links(path)
+    folder.check_no_links(path)
     run = read_run(path)
     lock = Lock(path)
     try:
@@ -174,7 +163,7 @@ def resume(
             "resume it the way it was started.",
         )
         settings = wanted.model_copy(update={"engine": engine})
-        with build(settings, path / FOLDER, **overrides) as simulation:
+        with build(settings, path / folder.FOLDER, **overrides) as simulation:
             check_rank_0(simulation)
             runner = Runner(simulation, path, settings, lock, trackers, progress)
             remarks = runner.restore(run)
@@ -205,7 +194,7 @@ class Runner:
         self.state, self.done = "running", simulation.t  # rounds recorded
         self._lock, self._trackers, self._display = lock, trackers, display
         self._identity = checkpoint.identity_of(settings, simulation)
-        self._store = simulation.store or Segments(path / FOLDER)
+        self._store = simulation.store or Segments(path / folder.FOLDER)
         layout = simulation.setup.task.layout
         self._snapshots = Snapshots(path, settings.snapshots, simulation.w, layout)
         self._saves = bool(settings.checkpoint_every or settings.checkpoint_minutes)
@@ -216,7 +205,7 @@ class Runner:
         """Restore the newest checkpoint that is intact and has intact records; returns remarks."""
         records, remarks = self._newest(run)
         self.done = self._saved = self.simulation.t
-        reopen_folder(self.path, self.settings, self.done, records)
+        folder.reopen_folder(self.path, self.settings, self.done, records)
         manifests.discard_after(self._store, self.done)
         self._snapshots.discard_after(self.done)
         return remarks
@@ -226,7 +215,7 @@ class Runner:
         checkpoint.check_same(run, checkpoints, self._identity)
         remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong]
         remarks += checkpoint.remarks_on(run)
-        files = [self.path / RECORDS, self.path / COPY]
+        files = [self.path / RECORDS, self.path / folder.COPY]
         counts = [saved.t for saved in checkpoints]
         known = {file: sums(file, counts) for file in files}
         for saved in checkpoints:
@@ -240,7 +229,7 @@ class Runner:
     def run(self) -> None:
         """Run, close the folder and notify the trackers."""
         keep_freed_memory()
-        self.records = RecordFiles(self.path, self.path / COPY if self._saves else None)
+        self.records = RecordFiles(self.path, self.path / folder.COPY if self._saves else None)
         with self._stop.awaited():
             try:
                 self._trackers.start(self.path)
@@ -336,7 +325,7 @@ class Runner:
         with contextlib.suppress(OSError):
             self.records.close()
         with contextlib.suppress(RunError):
-            write_status(self.path, self.settings, state, self.done, reason, sums)
+            folder.write_status(self.path, self.settings, state, self.done, reason, sums)
         self._lock.release()
 
     def _interrupted(self) -> str:

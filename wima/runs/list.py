@@ -3,8 +3,6 @@
 Names of registries and their one-line helps are in `choices.toml`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 

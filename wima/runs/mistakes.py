@@ -1,7 +1,5 @@
 """Error messages for wrong settings: what was expected, what was given, what to write instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -77,6 +77,16 @@ def checked(line: Any) -> dict[str, Any]:
     return line  # type: ignore[no-any-return]
 
 
+class Row(NamedTuple):
+    """A model's metric over the last rounds of a run."""
+
+    model: str
+    mean: float
+    deviation: float  # over rounds
+    evaluations: int
+    last: int  # rounds
+
+
 class Curves(NamedTuple):
     """What records contain, by round, in a hundredth of their memory."""
 
@@ -122,6 +132,16 @@ class Curves(NamedTuple):
             raise KeyError(metric)
         return list(rounds), list(values)
 
+    def rows(self, last: int, metric: str = "accuracy") -> list[Row]:
+        """Mean and standard deviation of each model's metric; for curves of the last rounds."""
+        rows = []
+        for model, metrics in self.metrics.items():
+            values = metrics[metric][1]
+            mean = fmean(values)
+            deviation = sqrt(fmean((value - mean) ** 2 for value in values))
+            rows.append(Row(model, mean, deviation, evaluations=len(values), last=last))
+        return rows
+
 
 def _append(curves: dict[str, Any], name: str, code: str, t: int, value: float) -> None:
     if name not in curves:
@@ -129,27 +149,6 @@ def _append(curves: dict[str, Any], name: str, code: str, t: int, value: float) 
     rounds, values = curves[name]
     rounds.append(t)
     values.append(value)
-
-
-class Row(NamedTuple):
-    """A model's metric over the last rounds of a run."""
-
-    model: str
-    mean: float
-    deviation: float  # over rounds
-    evaluations: int
-    last: int  # rounds
-
-
-def rows_of(curves: Curves, last: int, metric: str = "accuracy") -> list[Row]:
-    """Mean and standard deviation of each model's metric.  curves: of the last rounds."""
-    rows = []
-    for model, metrics in curves.metrics.items():
-        values = metrics[metric][1]
-        mean = fmean(values)
-        deviation = sqrt(fmean((value - mean) ** 2 for value in values))
-        rows.append(Row(model, mean, deviation, evaluations=len(values), last=last))
-    return rows
 
 
 def lines(path: Path) -> Iterator[bytes]:

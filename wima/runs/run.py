@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wima.core.errors import UsageError, check, is_count, is_number, unknown
 from wima.core.statistics import last_rounds
 from wima.runs.own_code import OWN, label
-from wima.runs.record import (
-    RECORDS,
-    TIMES,
-    Counts,
-    Curves,
-    as_line,
-    checked,
-    from_line,
-    lines,
-    rows_of,
-)
+from wima.runs.record import RECORDS, TIMES, Counts, Curves, as_line, checked, from_line, lines
 from wima.runs.settings import Settings, make_settings, read_table
 from wima.storage.files import check_file, digest, is_running, last_lines, read_text
 
@@ -374,7 +364,7 @@ def summarize(run: Run, metric: str = "accuracy") -> Summary:
     from wima.runs.summary import Summary
 
     _, last, curves = ending(run)
-    return Summary(rows_of(curves, last, metric), metric)
+    return Summary(curves.rows(last, metric), metric)
 
 
 def title(algorithm: str, data: str, per_round: int, clients: object) -> str:

@@ -5,8 +5,6 @@ A choice by name with hyper-parameters (algorithm, server, averagers) is written
 A name may refer to a user's own class or function; see `runs/own_code.py`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tomllib
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 import tomli_w
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     create_model,
@@ -94,10 +91,9 @@ INSTEAD = (("window", "averagers"), ("alpha", "split"))  # one replaces the othe
 Part = TypeVar("Part", RunOptions, LocalSGD, Faults)
 
 
-class Choice(BaseModel):
+class Choice(BaseModel, extra="allow", frozen=True):
     """A name with hyper-parameters."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     name: str
 
     @model_validator(mode="before")

@@ -1,7 +1,5 @@
 """The figure and summary of one run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path

@@ -4,8 +4,6 @@ A tracker is a class with the three methods of `Tracker`.  Three are registered;
 `trackers` also takes a user's own, as `file.py:Thing` or `module:Thing`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
