@@ -6,12 +6,14 @@ import pytest
 
 from wima.core.errors import UsageError
 from wima.core.statistics import last_rounds
-from wima.experiments.grid import expand_grid, parse_axis, parse_seeds
 from wima.experiments.plan import (
     expand,
+    expand_grid,
     experiments,
     find_experiment,
     methods,
+    parse_axis,
+    parse_seeds,
     scales,
     settings,
 )
