@@ -269,9 +269,6 @@ class RemoteRuns(Runs):
         self._queue = Queue(folder)
         self.look()
 
-    def parallel(self) -> int:
-        return sum(state.state == "running" for state in self.states)
-
     def run(self) -> Iterator[None]:
         with handled_by(self._stop, ASKED):
             while not self.stopping and any(s.state not in FINAL for s in self.states):
@@ -288,6 +285,7 @@ class RemoteRuns(Runs):
         for state in self.states:
             if state.state not in (*ENDED, "broken"):
                 self._look(state)
+        self.parallel = sum(state.state == "running" for state in self.states)
 
     def _look(self, state: RunState) -> None:
         has_job = self._queue.has(state.job.name)

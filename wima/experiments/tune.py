@@ -148,23 +148,21 @@ class Range(NamedTuple):
 
 def parse_space(texts: list[str]) -> list[Range]:
     """Each string is `key=low..high` or `key=low..high:log`."""
-    ranges = [_parse_range(text) for text in texts]
+    ranges = []
+    for text in texts:
+        expected = f"Expected --space key=low..high or key=low..high:log, got {text!r}"
+        match = SPACE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{expected}.")
+        low, high = (parse_override(f"end={match[end]}")[1] for end in ("low", "high"))
+        check(is_number(low) and is_number(high), f"{expected}: its ends must be numbers.")
+        check(low < high, f"{expected}: {low} is not less than {high}.")
+        log = match["log"] is not None
+        check(low > 0 or not log, f"{expected}: on a log scale, both ends must be positive.")
+        ranges.append(Range(match["key"], low, high, log))
     keys = [r.key for r in ranges]
     check(len(set(keys)) == len(keys), f"Expected one --space per key, got {', '.join(keys)}.")
     return ranges
-
-
-def _parse_range(text: str) -> Range:
-    expected = f"Expected --space key=low..high or key=low..high:log, got {text!r}"
-    match = SPACE.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{expected}.")
-    low, high = (parse_override(f"end={match[end]}")[1] for end in ("low", "high"))
-    check(is_number(low) and is_number(high), f"{expected}: its ends must be numbers.")
-    check(low < high, f"{expected}: {low} is not less than {high}.")
-    log = match["log"] is not None
-    check(low > 0 or not log, f"{expected}: on a log scale, both ends must be positive.")
-    return Range(match["key"], low, high, log)
 
 
 class Search(NamedTuple):

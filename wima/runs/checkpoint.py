@@ -6,8 +6,6 @@ the models of consecutive rounds, saved as an ordinary model: `wima average` mak
 number of them, and `wima advise` compares windows.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -35,6 +33,53 @@ from wima.storage.segments import Segments
 from wima.storage.states import decode, encode
 
 VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum", "noise")
+
+
+class Sum(NamedTuple):
+    """The sum of the models after round `begin`."""
+
+    total: Vector  # float64, on the CPU wherever the model is
+    begin: int
+
+
+class Snapshots:
+    """Sums the models of a run, and writes their mean every `every` rounds; 0: never.
+
+    Each file has the mean of the rounds since the one before it, not since the start of the run:
+    windows are then means of files, and nothing is subtracted.
+    """
+
+    def __init__(self, run: Path, every: int, w: Vector, layout: Layout | None) -> None:
+        self.folder, self._every, self._layout = run / SNAPSHOTS, every, layout
+        self._dtype, self._size = w.dtype, len(w)
+        self.sum: Sum | None = None
+        self.start(0, None)
+
+    def start(self, t: int, saved: Sum | None) -> None:
+        """Continue after round t, with the sum from a checkpoint if there is one."""
+        empty = Sum(torch.zeros(self._size, dtype=torch.float64), t) if self._every else None
+        self.sum = saved if saved and self._every else empty
+
+    def update(self, t: int, w: Vector) -> None:
+        """Add the model after round t."""
+        if self.sum is None:
+            return
+        with one_thread():  # several threads wait for each other if cores are busy
+            self.sum.total.add_(w.cpu())
+        if t % self._every == 0:
+            total, begin = self.sum
+            tensors = by_name((total / (t - begin)).to(self._dtype), self._layout)
+            with written(self.folder / f"round-{t:06d}.safetensors") as draft:
+                save_file(tensors, draft, {"wima": f"mean of rounds {begin + 1} ... {t}"})
+            self.start(t, None)
+
+    def discard_after(self, t: int) -> None:
+        """Remove drafts, and snapshots of rounds that will be repeated."""
+        remove_drafts(self.folder)
+        for path in self.folder.glob("round-*.safetensors"):
+            number = path.stem.removeprefix("round-")
+            if number.isdecimal() and int(number) > t:
+                path.unlink()
 
 
 def save(
@@ -83,53 +128,6 @@ def load(
     except MALFORMED as error:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"The checkpoint of round {saved.t} does not match: {reason}") from error
-
-
-class Sum(NamedTuple):
-    """The sum of the models after round `begin`."""
-
-    total: Vector  # float64, on the CPU wherever the model is
-    begin: int
-
-
-class Snapshots:
-    """Sums the models of a run, and writes their mean every `every` rounds; 0: never.
-
-    Each file has the mean of the rounds since the one before it, not since the start of the run:
-    windows are then means of files, and nothing is subtracted.
-    """
-
-    def __init__(self, run: Path, every: int, w: Vector, layout: Layout | None) -> None:
-        self.folder, self._every, self._layout = run / SNAPSHOTS, every, layout
-        self._dtype, self._size = w.dtype, len(w)
-        self.sum: Sum | None = None
-        self.start(0, None)
-
-    def start(self, t: int, saved: Sum | None) -> None:
-        """Continue after round t, with the sum from a checkpoint if there is one."""
-        empty = Sum(torch.zeros(self._size, dtype=torch.float64), t) if self._every else None
-        self.sum = saved if saved and self._every else empty
-
-    def update(self, t: int, w: Vector) -> None:
-        """Add the model after round t."""
-        if self.sum is None:
-            return
-        with one_thread():  # several threads wait for each other if cores are busy
-            self.sum.total.add_(w.cpu())
-        if t % self._every == 0:
-            total, begin = self.sum
-            tensors = by_name((total / (t - begin)).to(self._dtype), self._layout)
-            with written(self.folder / f"round-{t:06d}.safetensors") as draft:
-                save_file(tensors, draft, {"wima": f"mean of rounds {begin + 1} ... {t}"})
-            self.start(t, None)
-
-    def discard_after(self, t: int) -> None:
-        """Remove drafts, and snapshots of rounds that will be repeated."""
-        remove_drafts(self.folder)
-        for path in self.folder.glob("round-*.safetensors"):
-            number = path.stem.removeprefix("round-")
-            if number.isdecimal() and int(number) > t:
-                path.unlink()
 
 
 # The identity of a run.

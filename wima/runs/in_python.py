@@ -150,14 +150,12 @@ def choice_of(thing: Any, registry: Mapping[str, type[Any]] = algorithms.BY_NAME
     kind = type(thing)
     own = f"{kind.__module__}:{kind.__name__}"
     name = next((name for name, known in registry.items() if known is kind), own)
-    return Choice(name=name, **(_changed(thing) if is_dataclass(thing) else {}))
-
-
-def _changed(thing: Any) -> dict[str, Any]:
     values = {
         field.name: getattr(thing, field.name)
-        for field in fields(thing)
+        for field in (fields(thing) if is_dataclass(thing) else ())
         if field.default is MISSING or getattr(thing, field.name) != field.default
     }
     simple = (bool, int, float, str, list, tuple)
-    return {name: v if isinstance(v, simple) else repr(v) for name, v in values.items()}
+    return Choice(
+        name=name, **{n: v if isinstance(v, simple) else repr(v) for n, v in values.items()}
+    )

@@ -67,8 +67,8 @@ class Run:
     @property
     def settings(self) -> Settings:
         """The settings of a run with a folder."""
-        check(self._settings is not None, "A run without a folder has no settings; use out=.")
-        assert self._settings is not None
+        if self._settings is None:
+            raise UsageError("A run without a folder has no settings; use out=.")
         return self._settings
 
     # What happened, by round.
@@ -151,11 +151,10 @@ class Run:
         vectors, task = self._models
         if name not in vectors:
             raise unknown("model", name, vectors)
-        check(
-            task.workspace is not None,
-            f"The task was made of functions and has no module; use vectors[{name!r}] instead.",
-        )
-        assert task.workspace is not None
+        if task.workspace is None:
+            raise UsageError(
+                f"The task was made of functions and has no module; use vectors[{name!r}] instead."
+            )
         return task.workspace.module_at(vectors[name])
 
     # Tables and plots.
