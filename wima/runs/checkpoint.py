@@ -22,7 +22,7 @@ from wima.data.sets import REMARKS
 from wima.runs.folder import SNAPSHOTS, environment
 from wima.runs.own_code import source
 from wima.runs.run import Run
-from wima.runs.settings import CHANGEABLE, Settings, change_settings
+from wima.runs.settings import Settings, change_settings
 from wima.simulation.engines import EXACT
 from wima.simulation.simulate import Simulation
 from wima.storage import manifests
@@ -185,7 +185,7 @@ def remarks_on(run: Run) -> list[str]:
 
 def settings_to_resume(run: Run, changes: Sequence[str]) -> Settings:
     """The changed settings of a run; a new engine must give the same bytes."""
-    wanted = change_settings(run.settings, changes, CHANGEABLE)
+    wanted = change_settings(run.settings, changes)
     before, after = run.settings.engine, wanted.engine
     check(
         arithmetic(before) == arithmetic(after),

@@ -135,7 +135,7 @@ NOT_IN_RESULTS |= {"window_store", "client_memory_gb", "snapshots", "trackers"}
 # These were added after hashes of runs were defined, so they count only if they are set.
 LATER = {"cohorts", "privacy", "client_eval_every", "client_sample", "client_test", "calibration"}
 LATER |= {"finetune", "measures"}
-CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `runs/identity.py`
+CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `settings_to_resume`
 PARTS = (RunOptions, LocalSGD, Faults)  # they declare their own options
 
 if TYPE_CHECKING:
@@ -284,12 +284,12 @@ def load_settings(source: str, overrides: Sequence[str]) -> Settings:
     return settings
 
 
-def change_settings(settings: Settings, overrides: Sequence[str], allowed: Set[str]) -> Settings:
-    """The settings with `key=value` overrides, if these keys may be changed."""
+def change_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
+    """The settings of an existing run with `key=value` overrides, if these keys may be changed."""
     changes = dict(parse_override(text) for text in overrides)
     for key in changes:
-        names = ", ".join(sorted(allowed))
-        check(key in allowed, f"{key} cannot be changed in an existing run; {names} can.")
+        names = ", ".join(sorted(CHANGEABLE))
+        check(key in CHANGEABLE, f"{key} cannot be changed in an existing run; {names} can.")
     return make_settings({**settings.model_dump(mode="json", exclude_none=True), **changes})
 
 
