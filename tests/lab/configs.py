@@ -141,9 +141,12 @@ def ending(path: Path) -> tuple[str, str, dict[str, bytes]]:
 def _quietly(work: Callable[[], object]) -> None:
     """Do the work without its output; how a run ends is in its folder."""
     silent = io.StringIO()
-    with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
-        with contextlib.suppress(RunError, Interrupted):  # `Diverged` is a `RunError`
-            work()
+    with (
+        contextlib.redirect_stdout(silent),
+        contextlib.redirect_stderr(silent),
+        contextlib.suppress(RunError, Interrupted),  # `Diverged` is a `RunError`
+    ):
+        work()
 
 
 def _until(stop: Stop, work: Callable[[], object]) -> None:
