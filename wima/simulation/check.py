@@ -35,14 +35,6 @@ def check_algorithm(algorithm: Algorithm) -> None:
     On small least-squares problems with d = 1 and d = 7: hooks do not modify their arguments; state
     consists of tuples of vectors and numbers; models stay finite vectors of length d; the same seed
     gives the same bytes; the order of the clients does not matter beyond rounding.
-
-    Examples:
-        >>> import wima
-        >>> wima.check_algorithm(wima.Scaffold())  # no output: all checks passed
-        >>> wima.check_algorithm("scaffold")
-        Traceback (most recent call last):
-        ...
-        wima.core.errors.UsageError: Expected an instance of Algorithm, got 'scaffold'.
     """
     if not isinstance(algorithm, Algorithm):
         raise UsageError(f"Expected an instance of Algorithm, got {algorithm!r}.")

@@ -101,12 +101,6 @@ class LocalSGD:
     batch_size "full" means all of a client's examples.  A visit has ceil(epochs * N_i / batch_size)
     steps, or `steps` if given.  last_batch "fill" completes the last batch from a new shuffle, so
     that all batches have the same size; "short" leaves it short, as PyTorch's loaders do.
-
-    Examples:
-        >>> import wima
-        >>> sgd = wima.LocalSGD(batch_size=4, epochs=2)
-        >>> sgd.count(10)  # steps of a visit to a client with 10 examples: ceil(2 * 10 / 4)
-        5
     """
 
     batch_size: int | Literal["full"] = 10
@@ -175,12 +169,6 @@ class Faults:
     uniformly between 0 and 1, and after at least one step.
     exclude: leave out clients that send or would remember a vector that is not finite; otherwise
     the run ends as diverged.
-
-    Examples:
-        >>> import wima
-        >>> faults = wima.Faults(dropout=0.5)
-        >>> faults.survivors(seed=0, t=0, cohort=[0, 1, 2, 3, 4, 5])
-        [4, 5]
     """
 
     dropout: float = 0.0
@@ -272,20 +260,7 @@ def check_cohort_size(clients_per_round: int, num_clients: int) -> None:
 
 
 class Schedule(Protocol):
-    """A factor for each round t = 0 ... rounds - 1.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> class Halved:
-        ...     def factor(self, t, rounds):
-        ...         return 1.0 if t < rounds / 2 else 0.5
-        >>> run = wima.simulate(task, schedule=Halved(), lr=0.1, rounds=4, clients_per_round=1)
-        >>> [record.lr for record in run]
-        [0.1, 0.1, 0.05, 0.05]
-    """
+    """A factor for each round t = 0 ... rounds - 1."""
 
     def factor(self, t: int, rounds: int) -> float:
         """The factor of lr in round t."""
@@ -294,13 +269,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The same rate in every round.
-
-    Examples:
-        >>> import wima
-        >>> [wima.Constant().factor(t, rounds=3) for t in range(3)]
-        [1.0, 1.0, 1.0]
-    """
+    """The same rate in every round."""
 
     def factor(self, t: int, rounds: int) -> float:
         return 1.0
@@ -308,13 +277,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential:
-    """The rate is multiplied by `decay` after each round.
-
-    Examples:
-        >>> import wima
-        >>> [wima.Exponential(decay=0.5).factor(t, rounds=3) for t in range(3)]
-        [1.0, 0.5, 0.25]
-    """
+    """The rate is multiplied by `decay` after each round."""
 
     decay: float = 0.998
 
@@ -327,13 +290,7 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """Half a cosine wave, from 1 in the first round down to `final` after the last.
-
-    Examples:
-        >>> import wima
-        >>> [round(wima.Cosine().factor(t, rounds=4), 2) for t in range(4)]
-        [1.0, 0.85, 0.5, 0.15]
-    """
+    """Half a cosine wave, from 1 in the first round down to `final` after the last."""
 
     final: float = 0.0
 

@@ -46,17 +46,7 @@ from wima.storage.segments import Storage
 
 
 class Record(NamedTuple):
-    """One round; its metrics are those of the models after t rounds.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> *_, last = wima.simulate(task, rounds=2, clients_per_round=2, lr=0.5)
-        >>> last.t, last.cohort, last.lr, sorted(last.metrics["plain"])
-        (2, [0, 1], 0.5, ['accuracy', 'loss'])
-    """
+    """One round; its metrics are those of the models after t rounds."""
 
     t: int  # completed rounds
     cohort: list[int]
@@ -77,18 +67,7 @@ PATIENCE = 3  # consecutive rounds without a usable update that end the run
 
 
 class Simulation:
-    """An iterator of records that holds the current models: `w`, and `vectors()` by name.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> with wima.simulate(task, rounds=3, clients_per_round=2, engine="serial") as simulation:
-        ...     first = next(simulation)
-        >>> first.cohort, simulation.t, simulation.w.shape
-        ([0, 1], 1, torch.Size([10]))
-    """
+    """An iterator of records that holds the current models: `w`, and `vectors()` by name."""
 
     def __init__(
         self,

@@ -87,15 +87,6 @@ def make_task(
 
     To evaluate models for each client, give `test_clients`, the client of each test example, -1 for
     none; or `client_test`, the share of each client's training examples to hold out instead.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> w = task.init(0)  # the initial model of seed 0, as a vector
-        >>> len(w), sorted(task.evaluate(w))
-        (10, ['accuracy', 'loss'])
     """
     check(
         callable(model),

@@ -18,14 +18,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (output, y) -> the mean 
 
 
 class Batch(NamedTuple):
-    """Examples, and the address of their randomness (dropout, augmentation).
-
-    Examples:
-        >>> import torch, wima
-        >>> batch = wima.Batch(x=torch.ones(2, 3), y=torch.tensor([0, 1]))
-        >>> batch.address
-        (0,)
-    """
+    """Examples, and the address of their randomness (dropout, augmentation)."""
 
     x: Tensor
     y: Tensor

@@ -37,25 +37,6 @@ class Measure:
     `part` returns what a batch contributes: numbers, lists, dicts or tensors.  `combine` gets the
     parts of all batches in the order of the test set (tensors have become lists) and returns the
     numbers by name.  So a measure need not be a mean over examples.
-
-    Examples:
-        >>> import torch, wima
-        >>> class WorstClass(wima.Measure):
-        ...     better = {"worst_class": "higher"}
-        ...
-        ...     def part(self, output, y):
-        ...         right = output.argmax(1) == y
-        ...         return [torch.bincount(y[k], minlength=2) for k in (right, right >= 0)]
-        ...
-        ...     def combine(self, parts):
-        ...         right, all_ = torch.tensor(parts).sum(0)
-        ...         return {"worst_class": float((right / all_).min())}
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> options = {"rounds": 9, "clients_per_round": 2, "lr": 1.0}
-        >>> wima.run(task, measures=[WorstClass()], **options).curve("plain", "worst_class")[1][-1]
-        1.0
     """
 
     better: Mapping[str, Better] = MappingProxyType({})
