@@ -45,23 +45,24 @@ Solved: TypeAlias = tuple[Visit, Vector]
 
 def solved(
     problem: Problem,
-    end: Vector,
-    steps: int,
-    gradient: Vector | None,
+    steps: int = 0,
+    *,
+    end: Vector | None = None,
+    rest: Vector | None = None,
+    gradient: Vector | None = None,
     path_gradient: Vector | None = None,
 ) -> Solved:
-    """The visit of a problem.  end: the whole vector where SGD ended, or w without training."""
-    start = problem.w if problem.local is None else problem.local.start
+    """The visit of a problem; without training, it ends at w."""
     visit = Visit(
-        start=start,
-        end=end[: len(start)],
+        start=problem.w if problem.local is None else problem.local.start,
+        end=problem.w if end is None else end,
         steps=steps,
         lr=problem.lr,
         t=problem.t,
         gradient=gradient,
         path_gradient=path_gradient,
     )
-    return visit, end[len(start) :]
+    return visit, problem.w[:0] if rest is None else rest
 
 
 def batches(
@@ -113,10 +114,18 @@ class Solver:
         if problem.full_gradient:
             gradient = full_gradient(self.task, self.sgd, self.seed, problem)
         if problem.local is None:
-            return solved(problem, problem.w, 0, gradient)
+            return solved(problem, gradient=gradient)
         path = torch.zeros_like(problem.local.start) if problem.path_gradient else None
-        end, steps = self._descend(problem, problem.local, path)
-        return solved(problem, end, steps, gradient, None if path is None else path / steps)
+        w_full, steps = self._descend(problem, problem.local, path)
+        trained = len(problem.local.start)
+        return solved(
+            problem,
+            steps,
+            end=w_full[:trained],
+            rest=w_full[trained:],
+            gradient=gradient,
+            path_gradient=None if path is None else path / steps,
+        )
 
     def _descend(self, problem: Problem, local: Local, path: Vector | None) -> tuple[Vector, int]:
         """SGD on the local problem, in place; `path` accumulates the mini-batch gradients."""
@@ -188,71 +197,39 @@ def full_gradient(task: Task, sgd: LocalSGD, seed: int, problem: Problem) -> Vec
     return torch.add(total / n, problem.w[: task.trained], alpha=sgd.weight_decay)
 
 
-def starts_at_w(problem: Problem) -> bool:
-    """Whether the client starts from the global model itself."""
-    return problem.local is None or problem.local.start.data_ptr() == problem.w.data_ptr()
-
-
-def fields_of(problem: Problem) -> dict[str, Any]:
-    """The problem without w and without the vectors in `vectors_of`."""
-    local, fields = problem.local, None
-    if local is not None:
-        fields = {
-            "start": "w" if starts_at_w(problem) else "vector",
-            "scale": float(local.scale),
-            "prox": float(local.prox),
-            "shift": "vector" if isinstance(local.shift, Tensor) else float(local.shift),
-            "anchored": bool(local.anchored),
-        }
-    return {
-        "t": problem.t,
-        "client": problem.client,
-        "lr": problem.lr,
-        "full_gradient": problem.full_gradient,
-        "path_gradient": problem.path_gradient,
-        "share": problem.share,
-        "local": fields,
-    }
-
-
-def vectors_of(problem: Problem) -> dict[str, Vector]:
-    """`start` and `shift`, if they are vectors other than w."""
-    if problem.local is None:
-        return {}
-    own = {} if starts_at_w(problem) else {"start": problem.local.start}
-    shift = problem.local.shift
-    return {**own, "shift": shift} if isinstance(shift, Tensor) else own
-
-
-def named_vectors(fields: dict[str, Any]) -> list[str]:
-    """The names in `vectors_of` of the problem with these fields."""
-    local = fields["local"] or {}
-    return [name for name in ("start", "shift") if local.get(name) == "vector"]
+def message_of(problem: Problem) -> tuple[dict[str, Any], dict[str, Vector]]:
+    """A problem as JSON and, by name, its vectors other than w: for a process that has w."""
+    fields, vectors = problem._asdict(), {}
+    del fields["w"], fields["memory"]
+    if problem.local is not None:
+        start, scale, prox, shift, anchored = problem.local
+        local = {"scale": float(scale), "prox": float(prox), "anchored": bool(anchored)}
+        if start.data_ptr() != problem.w.data_ptr():
+            vectors["start"] = start
+        if isinstance(shift, Tensor):
+            vectors["shift"] = shift
+        else:
+            local["shift"] = float(shift)
+        fields["local"] = local
+    return {**fields, "vectors": list(vectors)}, vectors
 
 
 def problem_of(
-    fields: dict[str, Any], w: Vector, trained: int | None, vectors: dict[str, Vector]
+    message: dict[str, Any], w: Vector, trained: int | None, vectors: dict[str, Vector]
 ) -> Problem:
-    """The inverse of `fields_of` and `vectors_of`."""
-    local, values = None, fields["local"]
-    if values is not None:
-        local = Local(
-            start=vectors["start"] if values["start"] == "vector" else w[:trained],
-            scale=values["scale"],
-            prox=values["prox"],
-            shift=vectors["shift"] if values["shift"] == "vector" else values["shift"],
-            anchored=values["anchored"],
-        )
-    return Problem(
-        t=fields["t"],
-        client=fields["client"],
-        lr=fields["lr"],
-        w=w,
-        local=local,
-        full_gradient=fields["full_gradient"],
-        path_gradient=fields["path_gradient"],
-        share=fields["share"],
-    )
+    """The inverse of `message_of`."""
+    fields = {name: value for name, value in message.items() if name in Problem._fields}
+    if fields["local"] is not None:
+        fields["local"] = Local(**{"start": w[:trained], **fields["local"], **vectors})
+    return Problem(w=w, **fields)
+
+
+def vectors_of(problem: Problem, visit: Visit, rest: Vector) -> dict[str, Vector]:
+    """The vectors to send of a solved problem: those that `solved` needs, by name."""
+    vectors = {"gradient": visit.gradient, "path_gradient": visit.path_gradient}
+    if problem.local is not None:
+        vectors |= {"end": visit.end, "rest": rest}
+    return {name: v for name, v in vectors.items() if v is not None and len(v)}
 
 
 @contextmanager

@@ -136,16 +136,21 @@ class Batched(Engine):
         full = [self._full(p) if p.full_gradient else None for p in problems]
         if problems[0].local is None:
             for problem, gradient in zip(problems, full, strict=True):
-                yield solved(problem, problem.w, 0, gradient)
+                yield solved(problem, gradient=gradient)
             return
         plans = [self._plan(p) for p in problems]
         order = _longest_first(plans)
         _, ends, paths = self._descend([problems[i] for i in order], [plans[i] for i in order])
         row_of = {i: row for row, i in enumerate(order)}
         for i, problem in enumerate(problems):
-            end, steps = torch.cat([ends[row_of[i]], self._rest(problem)]), len(plans[i])
-            path = None if paths is None else paths[row_of[i]] / steps
-            yield solved(problem, end, steps, full[i], path)
+            yield solved(
+                problem,
+                len(plans[i]),
+                end=ends[row_of[i]],
+                rest=self._rest(problem),
+                gradient=full[i],
+                path_gradient=None if paths is None else paths[row_of[i]] / len(plans[i]),
+            )
 
     def mean_delta(self, problems: list[Problem]) -> Vector:
         """One product of a vector and a matrix, instead of a vector for each client."""

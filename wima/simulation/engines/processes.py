@@ -23,8 +23,16 @@ from wima.core.machine import keep_freed_memory
 from wima.core.vector import Vector
 from wima.core.workers import Exited, Parent, Worker, end, pickled
 from wima.data.federated import FederatedData
-from wima.simulation.engines.shared import Handle, Shared, SlotHandles, Slots, allocate
-from wima.simulation.local import Problem, Solved, Solver
+from wima.simulation.engines.shared import Handle, Shared, Slots, allocate
+from wima.simulation.local import (
+    Problem,
+    Solved,
+    Solver,
+    message_of,
+    problem_of,
+    solved,
+    vectors_of,
+)
 from wima.simulation.measures.base import Evaluation
 from wima.simulation.measures.job import EvaluationJob, job_of
 from wima.simulation.options import LocalSGD
@@ -108,7 +116,7 @@ class Processes(Engine):
         """Let workers start on the problems of the next `solve`."""
         self._prefetched = problems
         self._solved.clear()
-        self._slots.w.copy_(problems[0].w)
+        self._slots.rows["w"].copy_(problems[0].w)
         size = self.setup.task.data.size
         jobs = [Train(position, problem) for position, problem in enumerate(problems)]
         jobs.sort(key=lambda job: -size(job.problem.client))  # no large job is left for the end
@@ -127,7 +135,7 @@ class Processes(Engine):
 
     def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
         """All models at once, piece by piece; before any training."""
-        for row, w in zip(self._slots.models, models, strict=True):
+        for row, w in zip(self._slots.rows["models"], models, strict=True):
             row.copy_(w)
         self._scored.clear()
         self._scoring = deque(Score(piece, evaluation, len(models)) for piece in evaluation.pieces)
@@ -160,17 +168,13 @@ class Processes(Engine):
         self._sent[slot] = job
         self._workers[worker].append(slot)
         if isinstance(job, Train):
-            message = self._slots.put(slot, job.problem)
+            message, vectors = message_of(job.problem)
+            self._slots.put(slot, vectors)
         else:
             evaluation = job.evaluation.fields()
-            message = {
-                "slot": slot,
-                "piece": job.piece,
-                "evaluation": evaluation,
-                "models": job.models,
-            }
+            message = {"piece": job.piece, "evaluation": evaluation, "models": job.models}
         try:
-            worker.send(message)
+            worker.send({"slot": slot, **message})
         except Exited as death:
             self._replace(worker, death)
 
@@ -199,15 +203,18 @@ class Processes(Engine):
             error.add_note(reply["traceback"])
         if isinstance(job, Score):
             self._scored[job.piece] = error or reply["scores"]
+        elif error is not None:
+            self._solved[job.position] = error
         else:
-            visit = error or self._slots.get_solved(slot, job.problem, reply["steps"])
-            self._solved[job.position] = visit
+            vectors = self._slots.get(slot, reply["vectors"])
+            copies = {name: vector.clone() for name, vector in vectors.items()}
+            self._solved[job.position] = solved(job.problem, reply["steps"], **copies)
         self._free.append(slot)
 
     def _do(self, job: Job) -> None:
         """Do a job in this process."""
         if isinstance(job, Score):
-            models = list(self._slots.models[: job.models])
+            models = list(self._slots.rows["models"][: job.models])
             self._scored[job.piece] = job.evaluation.answer(self.solver, job.piece, models)
             return
         try:
@@ -264,36 +271,22 @@ def _good(result: Result | RunError) -> Result:
 class WorkerSetup(NamedTuple):
     """The first message to workers; arrays are shared, not sent."""
 
-    task: Task  # without its data
+    task: Task  # without its examples
     sgd: LocalSGD
     seed: int
-    x: Handle
-    y: Handle
-    offsets: Handle
-    slots: SlotHandles
-    x_test: Handle | None = None  # if set, `task.evaluate` has no examples
-    y_test: Handle | None = None
+    examples: dict[str, Handle]
+    slots: dict[str, Handle]
 
 
-def _worker_setup(setup: Setup, shared: Shared, slots: SlotHandles) -> WorkerSetup:
+def _worker_setup(setup: Setup, shared: Shared, slots: dict[str, Handle]) -> WorkerSetup:
     data, evaluate = setup.task.data, setup.task.evaluate
-    task = setup.task._replace(data=None, init=None, evaluate=None)  # type: ignore[arg-type]
-    message = WorkerSetup(
-        task=task,
-        sgd=setup.sgd,
-        seed=setup.seed,
-        x=shared.share(data.x),
-        y=shared.share(data.y),
-        offsets=shared.share(data.offsets),
-        slots=slots,
-    )
-    if not isinstance(evaluate, Evaluation):
-        return message
-    return message._replace(
-        task=task._replace(evaluate=evaluate.without_examples()),
-        x_test=shared.share(evaluate.x.numpy()),
-        y_test=shared.share(evaluate.y.numpy()),
-    )
+    arrays, kept = {"x": data.x, "y": data.y, "offsets": data.offsets}, None
+    if isinstance(evaluate, Evaluation):
+        arrays |= {"x_test": evaluate.x.numpy(), "y_test": evaluate.y.numpy()}
+        kept = evaluate.without_examples()
+    task = setup.task._replace(data=None, init=None, evaluate=kept)  # type: ignore[arg-type]
+    examples = {name: shared.share(array) for name, array in arrays.items()}
+    return WorkerSetup(task, setup.sgd, setup.seed, examples, slots)
 
 
 def main() -> None:
@@ -311,12 +304,11 @@ def main() -> None:
 
 
 def _set_up(setup: WorkerSetup) -> tuple[Solver, Slots]:
-    x, y, offsets = setup.x.open(), setup.y.open(), setup.offsets.open()
-    task = setup.task._replace(data=FederatedData(x, y, offsets))
-    evaluation = task.evaluate
-    if isinstance(evaluation, Evaluation) and setup.x_test and setup.y_test:
-        evaluation.x = torch.from_numpy(setup.x_test.open())
-        evaluation.y = torch.from_numpy(setup.y_test.open())
+    arrays = {name: handle.open() for name, handle in setup.examples.items()}
+    task = setup.task._replace(data=FederatedData(arrays["x"], arrays["y"], arrays["offsets"]))
+    if isinstance(task.evaluate, Evaluation):
+        task.evaluate.x = torch.from_numpy(arrays["x_test"])
+        task.evaluate.y = torch.from_numpy(arrays["y_test"])
     return Solver(task, setup.sgd, setup.seed), Slots(setup.slots)
 
 
@@ -324,13 +316,15 @@ def _reply(solver: Solver, slots: Slots, message: dict[str, Any]) -> dict[str, A
     slot = message["slot"]
     try:
         if "evaluation" in message:
-            models = list(slots.models[: message["models"]])
+            models = list(slots.rows["models"][: message["models"]])
             scores = job_of(message["evaluation"]).answer(solver, message["piece"], models)
             return {"slot": slot, "scores": scores}
-        problem = slots.get(message)
+        vectors = slots.get(slot, message["vectors"])
+        problem = problem_of(message, slots.rows["w"], solver.task.trained, vectors)
         visit, rest = solver.solve(problem)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return {"slot": slot, "error": reason, "traceback": traceback.format_exc()}
-    slots.put_solved(slot, problem, visit, rest)
-    return {"slot": slot, "steps": visit.steps}
+    results = vectors_of(problem, visit, rest)
+    slots.put(slot, results)
+    return {"slot": slot, "steps": visit.steps, "vectors": list(results)}

@@ -33,8 +33,7 @@ from wima.core.version import __version__
 from wima.simulation.local import (
     Problem,
     Solved,
-    fields_of,
-    named_vectors,
+    message_of,
     problem_of,
     shortened,
     solved,
@@ -271,16 +270,16 @@ class Ranks(Engine):
         group, alike = self.group, all(p.local is problems[0].local for p in problems)
         owners = shared_out([self._cost(problem) for problem in problems], group.size)
         self._waiting = True
-        fields = [fields_of(problem) for problem in problems]
-        group.broadcast_json({"do": "solve", "owners": owners, "alike": alike, "problems": fields})
+        messages, vectors = zip(*map(message_of, problems), strict=True)
+        order = {"do": "solve", "owners": owners, "alike": alike, "problems": messages}
+        group.broadcast_json(order)
         group.broadcast(problems[0].w)
-        if alike:
-            for vector in vectors_of(problems[0]).values():
-                group.broadcast(vector)
-            return owners
-        for problem, owner in zip(problems, owners, strict=True):
-            for vector in vectors_of(problem).values() if owner else ():
-                group.send(vector, owner)
+        for vector in vectors[0].values() if alike else ():
+            group.broadcast(vector)
+        if not alike:
+            for named, owner in zip(vectors, owners, strict=True):
+                for vector in named.values() if owner else ():
+                    group.send(vector, owner)
         return owners
 
     def _cost(self, problem: Problem) -> int:
@@ -294,18 +293,11 @@ class Ranks(Engine):
         reply = self.group.recv_json(rank)
         if "error" in reply:
             return RunError(reply["error"])
-        w, trained = problem.w, problem.w[: self._trained]
-        end, gradient, path = w, None, None
-        if problem.local is not None:
-            end = torch.empty_like(w)
-            for part in (end[: self._trained], end[self._trained :]):
-                if len(part):
-                    self.group.recv(part, rank)
-        if problem.full_gradient:
-            gradient = self.group.recv(torch.empty_like(trained), rank)
-        if problem.path_gradient:
-            path = self.group.recv(torch.empty_like(trained), rank)
-        return solved(problem, end, reply["steps"], gradient, path)
+        vectors = {}
+        for name in reply["vectors"]:
+            part = slice(self._trained, None) if name == "rest" else slice(self._trained)
+            vectors[name] = self.group.recv(torch.empty_like(problem.w[part]), rank)
+        return solved(problem, reply["steps"], **vectors)
 
 
 class WorkerRank(Engine):
@@ -347,9 +339,8 @@ class WorkerRank(Engine):
             except RunError as error:
                 post({"error": str(error)})
                 break
-            end = [visit.end, rest] if problem.local is not None else []
-            vectors = [*end, visit.gradient, visit.path_gradient]
-            post({"steps": visit.steps}, *(v for v in vectors if v is not None and len(v)))
+            vectors = vectors_of(problem, visit, rest)
+            post({"steps": visit.steps, "vectors": list(vectors)}, *vectors.values())
         for posted in on_the_way:
             posted.wait()
 
@@ -359,15 +350,15 @@ class WorkerRank(Engine):
         w, vectors = group.broadcast(torch.empty_like(self._like)), {}
         trained = w[: self._trained]
         if alike:
-            for name in named_vectors(order["problems"][0]):
+            for name in order["problems"][0]["vectors"]:
                 vectors[name] = group.broadcast(torch.empty_like(trained))
         problems = []
-        for fields, owner in zip(order["problems"], order["owners"], strict=True):
+        for message, owner in zip(order["problems"], order["owners"], strict=True):
             if owner == group.rank:
                 if not alike:
-                    names = named_vectors(fields)
+                    names = message["vectors"]
                     vectors = {name: group.recv(torch.empty_like(trained)) for name in names}
-                problems.append(problem_of(fields, w, self._trained, vectors))
+                problems.append(problem_of(message, w, self._trained, vectors))
         return problems
 
     def _evaluate(self, order: dict[str, Any]) -> None:
