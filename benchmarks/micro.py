@@ -350,7 +350,7 @@ def ranks(name: str) -> None:
 
     simulation = _simulate(name, engine="distributed", last_batch="short")
     if turns is not None:
-        sent = lambda t: f"{(join().sent + join().received) / t / 1e3:.1f} kB sent"  # noqa: E731
+        sent = lambda t: f"{join().bytes / t / 1e3:.1f} kB sent"  # noqa: E731
         _play_rounds(simulation, turns, sent)
     else:
         for _ in simulation:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -59,11 +59,11 @@ def join() -> Group:
 
 
 class Group:
-    """All ranks, as seen by one of them.  Byte counts exclude network headers."""
+    """All ranks, as seen by one of them."""
 
     def __init__(self) -> None:
         check(all(os.environ.get(name) for name in _FROM_TORCHRUN), _COMMAND)
-        self.sent, self.received = 0, 0  # bytes; a message to n ranks counts n times
+        self.bytes = 0  # sent and received without headers; a message to n ranks counts n times
         self.left = False
         cuda = torch.cuda.is_available()
         if cuda:
@@ -81,7 +81,7 @@ class Group:
             raise RunError(f"Rank {self.rank} left an earlier run unfinished.")
         if self.rank:
             self.send_json(facts)
-            differences = self.receive_json()["differences"]
+            differences = self.broadcast_json()["differences"]
         else:
             differences = [
                 f"rank {rank} differs in {name}: {there.get(name)!r}, but {here!r} at rank 0"
@@ -105,27 +105,18 @@ class Group:
             with suppress(RuntimeError):
                 dist.destroy_process_group()
 
-    def broadcast_json(self, message: dict[str, Any]) -> None:
-        """On rank 0: send a message to all others."""
-        text = _as_bytes(message)
-        self.broadcast(torch.tensor([len(text)]))
-        self.broadcast(text)
-
-    def receive_json(self) -> dict[str, Any]:
-        """On the other ranks: the next message from rank 0 to all."""
-        size = int(self.broadcast(torch.zeros(1, dtype=torch.int64)))
-        return _from_bytes(self.broadcast(torch.empty(size, dtype=torch.uint8)))
+    def broadcast_json(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Rank 0's message to all others, which pass none and receive it."""
+        length, text = _encoded(message)
+        size = int(self.broadcast(length))
+        return _decoded(self.broadcast(text if self.rank == 0 else _empty(size)))
 
     def broadcast(self, tensor: Vector) -> Vector:
         """Broadcast rank 0's tensor; the others pass one of the same shape to receive it."""
         tensor = tensor.contiguous()
         with _named():
             dist.broadcast(tensor, 0)
-        size = tensor.numel() * tensor.element_size()
-        if self.rank == 0:
-            self.sent += size * (self.size - 1)
-        else:
-            self.received += size
+        self.bytes += tensor.nbytes * (self.size - 1 if self.rank == 0 else 1)
         return tensor
 
     def send(self, vector: Vector, rank: int = 0) -> None:
@@ -136,38 +127,37 @@ class Group:
         """Send a vector that must not change until `Posted.wait` returns."""
         with _named():
             work = dist.isend(vector, rank)
-        self.sent += vector.numel() * vector.element_size()
+        self.bytes += vector.nbytes
         return Posted(vector, work)
 
     def recv(self, vector: Vector, rank: int = 0) -> Vector:
         """Fill a vector with what a rank sent."""
         with _named():
             dist.recv(vector, rank)
-        self.received += vector.numel() * vector.element_size()
+        self.bytes += vector.nbytes
         return vector
 
     def send_json(self, message: dict[str, Any]) -> None:
         """Send a message to rank 0."""
-        text = _as_bytes(message)
-        self.send(torch.tensor([len(text)]))
-        self.send(text)
+        for part in _encoded(message):
+            self.send(part)
 
     def recv_json(self, rank: int) -> dict[str, Any]:
         """The next message that a rank sent with `send_json`."""
         size = int(self.recv(torch.zeros(1, dtype=torch.int64), rank))
-        return _from_bytes(self.recv(torch.empty(size, dtype=torch.uint8), rank))
+        return _decoded(self.recv(_empty(size), rank))
 
 
-class Posted:
+class Posted(NamedTuple):
     """A vector being sent."""
 
-    def __init__(self, vector: Vector, work: dist.Work | None) -> None:
-        self._vector, self._work = vector, work
+    vector: Vector
+    work: dist.Work | None
 
     def wait(self) -> None:
-        if self._work is not None:
+        if self.work is not None:
             with _named():
-                self._work.wait()
+                self.work.wait()
 
 
 @contextmanager
@@ -185,13 +175,18 @@ def _named() -> Iterator[None]:
         ) from error
 
 
-def _as_bytes(message: dict[str, Any]) -> Vector:
-    return torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+def _encoded(message: dict[str, Any] | None) -> tuple[Vector, Vector]:
+    """A message as its length and its bytes."""
+    text = bytearray(json.dumps(message).encode())
+    return torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)
 
 
-def _from_bytes(text: Vector) -> dict[str, Any]:
-    message: dict[str, Any] = json.loads(text.numpy().tobytes())
-    return message
+def _decoded(text: Vector) -> dict[str, Any]:
+    return json.loads(text.numpy().tobytes())  # type: ignore[no-any-return]
+
+
+def _empty(size: int) -> Vector:
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def distributed(setup: Setup, w: Vector) -> Engine:
@@ -315,7 +310,7 @@ class WorkerRank(Engine):
         # Rank 0 handles signals sent to all processes of a run: it may have to finish a round.
         try:
             with one_thread(), handled_by(signal.SIG_IGN):
-                while (order := self.group.receive_json())["do"] != "end":
+                while (order := self.group.broadcast_json())["do"] != "end":
                     if order["do"] == "solve":
                         self._solve_all(order)
                     else:
@@ -330,8 +325,7 @@ class WorkerRank(Engine):
         on_the_way: list[Posted] = []
 
         def post(reply: dict[str, Any], *vectors: Vector) -> None:
-            text = _as_bytes(reply)
-            on_the_way.extend(map(self.group.post, [torch.tensor([len(text)]), text, *vectors]))
+            on_the_way.extend(map(self.group.post, [*_encoded(reply), *vectors]))
 
         for problem in self._own_problems(order):
             try:
