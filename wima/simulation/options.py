@@ -70,9 +70,8 @@ class RunOptions:
         check_count("rounds", self.rounds)
         check_rate("lr", self.lr)
         check_rate("diverged", self.diverged)
-        check_count("eval_every", self.eval_every, least=0)
-        check_count("eval_last", self.eval_last, least=0)
-        check_count("client_eval_every", self.client_eval_every, least=0)
+        for name in ("eval_every", "eval_last", "client_eval_every"):
+            check_count(name, getattr(self, name), least=0)
         check_count("client_sample", self.client_sample)
         seed = self.seed
         check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
@@ -125,9 +124,8 @@ class LocalSGD:
 
     def whole_steps(self, n: int) -> int | None:
         """The number of steps of a visit, if each of them sees all n examples."""
-        full = self.batch_size in ("full", n)
-        if self.batch_size != "full" and self.last_batch == "short":
-            full = self.batch_size >= n
+        size = self.size(n)
+        full = size == n or (size > n and self.last_batch == "short")
         return (self.steps or self.epochs) if full else None
 
     def size(self, n: int) -> int:
@@ -147,18 +145,10 @@ class LocalSGD:
 
         size, steps = self.size(n), self.count(n)
         if self.last_batch == "short":
-            return self._plan_short(n, size, steps, random)
-        passes = [random.permutation(n) for _ in range(ceil(steps * size / n))]
-        return list(np.concatenate(passes)[: steps * size].reshape(steps, size))
-
-    def _plan_short(
-        self, n: int, size: int, steps: int, random: np.random.Generator
-    ) -> list[npt.NDArray[np.int64]]:
-        plan: list[npt.NDArray[np.int64]] = []
-        while len(plan) < steps:
-            order = random.permutation(n)
-            plan += [order[i : i + size] for i in range(0, n, size)]
-        return plan[:steps]
+            orders = [random.permutation(n) for _ in range(ceil(steps / ceil(n / size)))]
+            return [order[i : i + size] for order in orders for i in range(0, n, size)][:steps]
+        orders = [random.permutation(n) for _ in range(ceil(steps * size / n))]
+        return list(np.concatenate(orders)[: steps * size].reshape(steps, size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,37 +216,28 @@ COHORTS = {"uniform": uniform_cohorts, "poisson": poisson_cohorts}
 
 def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int) -> Cohorts:
     """Cohorts by the name of a rule, or from a user's function, whose results are checked."""
-    if not callable(given):
-        if given not in COHORTS:
-            raise unknown("cohorts", given, COHORTS)
-        return COHORTS[given](num_clients, clients_per_round)
-
-    def cohort(seed: int, t: int) -> list[int]:
-        return checked_cohort(given(seed, t), t, num_clients, clients_per_round)
-
-    return cohort
-
-
-def checked_cohort(drawn: Sequence[int], t: int, clients: int, most: int) -> list[int]:
-    """The clients of round t that a user's function drew; raises if they are invalid."""
-    cohort = [int(client) for client in drawn]
-    check(
-        0 < len(set(cohort)) == len(cohort) <= most
-        and all(0 <= client < clients for client in cohort),
-        f"The cohort of round {t} must be 1 to {most} different clients in 0 ... "
-        f"{clients - 1}, got {cohort}.",
-    )
-    return cohort
-
-
-def check_cohort_size(clients_per_round: int, num_clients: int) -> None:
-    """Raise unless a cohort has at least one client and at most all of them."""
     check_count("clients_per_round", clients_per_round)
     check(
         clients_per_round <= num_clients,
         f"clients_per_round must be at most the number of clients, {num_clients}, "
         f"got {clients_per_round}.",
     )
+    if not callable(given):
+        if given not in COHORTS:
+            raise unknown("cohorts", given, COHORTS)
+        return COHORTS[given](num_clients, clients_per_round)
+
+    def cohort(seed: int, t: int) -> list[int]:
+        drawn = [int(client) for client in given(seed, t)]
+        check(
+            0 < len(set(drawn)) == len(drawn) <= clients_per_round
+            and all(0 <= client < num_clients for client in drawn),
+            f"The cohort of round {t} must be 1 to {clients_per_round} different clients in 0 ... "
+            f"{num_clients - 1}, got {drawn}.",
+        )
+        return drawn
+
+    return cohort
 
 
 class Schedule(Protocol):

@@ -233,9 +233,7 @@ class Engine:
         delta = self.mean_delta(problems)
         if delta is None:
             return None
-        return Means(
-            delta=delta, extra=None, rest=None, clients=len(problems), client_gradient=delta
-        )
+        return Means(delta=delta, clients=len(problems), client_gradient=delta)
 
 
 class Serial(Engine):
@@ -267,9 +265,9 @@ class Means(NamedTuple):
     """What the server learns in a round."""
 
     delta: Vector
-    extra: Extra  # None if clients sent only deltas
-    rest: Vector | None  # start - end of the rest of w; None if there is no rest
     clients: int
+    extra: Extra = None  # None if clients sent only deltas
+    rest: Vector | None = None  # start - end of the rest of w; None if there is no rest
     client_gradient: Vector | None = None  # see `RoundState`; None if not requested
     clip: float | None = None  # see `RoundState`
 
@@ -309,22 +307,16 @@ class Updates:
         """None if no client sent anything; privacy conceals this case."""
         if self._private is not None:
             mean, clip = self._private.release(setup.seed, t)
-            return Means(
-                delta=mean,
-                extra=None,
-                rest=None,
-                clients=setup.cohort,
-                client_gradient=mean if setup.wants_client_gradient else None,
-                clip=clip,
-            )
+            own = mean if setup.wants_client_gradient else None
+            return Means(delta=mean, clients=setup.cohort, client_gradient=own, clip=clip)
         delta = self._delta.value
         if delta is None:
             return None
         return Means(
             delta=delta,
+            clients=self._clients,
             extra=self._extra.value,
             rest=self._rest.value,
-            clients=self._clients,
             client_gradient=self._client_gradient.value if self._client_gradient else None,
         )
 

@@ -36,7 +36,6 @@ from wima.simulation.options import (
     RunOptions,
     Schedule,
     Weighting,
-    check_cohort_size,
     make_cohorts,
 )
 from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, PrivacyAccountant, accountant_of
@@ -392,10 +391,11 @@ def simulate(
     check_names(arguments, wrong)
     run, sgd = options_of(RunOptions, arguments), options_of(LocalSGD, arguments)
     check_parts(arguments)
-    check_cohort_size(run.clients_per_round, task.data.num_clients)
+    cohorts = cohorts or "uniform"
+    draw = make_cohorts(cohorts, task.data.num_clients, run.clients_per_round)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
     check_server_rule(algorithm, server_opt, run.stack_server)
-    schedule, cohorts = schedule or Constant(), cohorts or "uniform"
+    schedule = schedule or Constant()
     schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
     watched = {name: a.for_run(run.rounds) for name, a in named(averagers).items()}
     check(
@@ -421,7 +421,6 @@ def simulate(
         privacy=spent.privacy if spent else None,
         cohort=run.clients_per_round,
     )
-    draw = make_cohorts(cohorts, task.data.num_clients, run.clients_per_round)
     storage = storage or Storage()
     return Simulation(setup, run, watched, measured, schedule, draw, spent, storage, make)
 
