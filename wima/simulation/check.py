@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -46,9 +45,8 @@ def check_algorithm(algorithm: Algorithm) -> None:
             _check_state(algorithm, state, f"client {client}")
         again, reversed_ = (_run(algorithm, d, reverse=reverse) for reverse in (False, True))
         if not torch.equal(first.w, again.w):
-            raise _broken(
-                algorithm, f"gives different results for one seed at d = {d}; is it random?"
-            )
+            what = f"gives different results for one seed at d = {d}; is it random?"
+            raise _broken(algorithm, what)
         if not torch.allclose(first.w, reversed_.w, rtol=1e-9, atol=1e-9):
             raise _broken(algorithm, "depends on the order of the clients in a cohort.")
 
@@ -91,8 +89,7 @@ def _toy(d: int) -> Task:
     def gradient(w: Vector, batch: Batch) -> Vector:
         return batch.x.T @ (batch.x @ w - batch.y) / len(batch.x)
 
-    evaluate: Callable[[Vector], dict[str, float]] = lambda w: {}  # noqa: E731
-    return Task(data, lambda seed: start.clone(), gradient, evaluate)
+    return Task(data, lambda seed: start.clone(), gradient, evaluate=lambda w: {})
 
 
 def _check_flags(algorithm: Algorithm) -> None:

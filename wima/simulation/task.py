@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,16 +54,6 @@ class Task(NamedTuple):
     workspace: Workspace | None = None  # the fast path: see `Workspace`
 
 
-class _Copies:
-    """A factory that makes copies of a given module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = copy.deepcopy(module)
-
-    def __call__(self) -> nn.Module:
-        return copy.deepcopy(self._module)
-
-
 def make_task(
     model: nn.Module | Callable[[], nn.Module],
     data: FederatedData,
@@ -92,7 +83,9 @@ def make_task(
         callable(model),
         f"model must be a torch.nn.Module or a function that makes one, got {model!r:.80}.",
     )
-    factory = _Copies(model) if isinstance(model, nn.Module) else model
+    factory = (
+        partial(copy.deepcopy, copy.deepcopy(model)) if isinstance(model, nn.Module) else model
+    )
     workspace = Workspace(factory, loss, transform, device)
     x, y = (part if isinstance(part, Tensor) else as_tensor(part) for part in test)
     check(len(x) == len(y), f"Test x and y must have equal length, got {len(x)} and {len(y)}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -86,20 +87,6 @@ class RowGradients:
         return traced if same else self.plain
 
 
-def check_rows(space: Workspace, w: Vector, x: Tensor, y: Tensor) -> None:
-    """Raise `UsageError` if the model's operators cannot be vectorised."""
-    rows, trained = RowGradients(space), space.flat.layout.trained
-    try:
-        with seeded(space.device, "layers", 0):
-            rows.plain(w[None, :trained], w[trained:], x[None], y[None])
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"engine 'batched' cannot vectorise this model ({error}); use 'serial'."
-        ) from error
-
-
 Rows: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]  # of the data
 Steps: TypeAlias = list[Rows]  # the examples of each step of a visit
 
@@ -110,6 +97,16 @@ class Step(NamedTuple):
     x: Tensor  # (clients, batch, ...)
     y: Tensor
     address: tuple[int, ...]
+
+
+class Descent(NamedTuple):
+    """Local training of all clients, in rows."""
+
+    order: list[int]  # of each row, the position of its problem
+    plans: list[Steps]
+    start: Tensor
+    ends: Tensor
+    paths: Tensor | None  # sums of mini-batch gradients
 
 
 class Batched(Engine):
@@ -129,8 +126,18 @@ class Batched(Engine):
         if space.transform is None:  # a transform runs where the examples are stored
             self._x = self._x.to(space.device)
         self._offsets = np.asarray(data.offsets)
-        x, y = self._transformed(self._x[:1], (0,)), self._y[:1]
-        check_rows(space, w, x.to(space.device), y.to(space.device))
+        self._check(w, self._transformed(self._x[:1], (0,)).to(space.device))
+
+    def _check(self, w: Vector, x: Tensor) -> None:
+        """Raise `UsageError` if the model's operators cannot be vectorised."""
+        trained, y = self._space.flat.layout.trained, self._y[:1].to(self._space.device)
+        try:
+            with seeded(self._space.device, "layers", 0):
+                self._gradients.plain(w[None, :trained], w[trained:], x[None], y[None])
+        except Exception as error:
+            raise UsageError(
+                f"engine 'batched' cannot vectorise this model ({error}); use 'serial'."
+            ) from error
 
     def solve(self, problems: list[Problem]) -> Iterator[Solved]:
         full = [self._full(p) if p.full_gradient else None for p in problems]
@@ -138,29 +145,25 @@ class Batched(Engine):
             for problem, gradient in zip(problems, full, strict=True):
                 yield solved(problem, gradient=gradient)
             return
-        plans = [self._plan(p) for p in problems]
-        order = _longest_first(plans)
-        _, ends, paths = self._descend([problems[i] for i in order], [plans[i] for i in order])
-        row_of = {i: row for row, i in enumerate(order)}
-        for i, problem in enumerate(problems):
+        descent = self._descend(problems)
+        for i, row in sorted(zip(descent.order, range(len(problems)), strict=True)):
+            steps, paths = len(descent.plans[row]), descent.paths
             yield solved(
-                problem,
-                len(plans[i]),
-                end=ends[row_of[i]],
-                rest=self._rest(problem),
+                problems[i],
+                steps,
+                end=descent.ends[row],
+                rest=self._rest(problems[i]),
                 gradient=full[i],
-                path_gradient=None if paths is None else paths[row_of[i]] / len(plans[i]),
+                path_gradient=None if paths is None else paths[row] / steps,
             )
 
     def mean_delta(self, problems: list[Problem]) -> Vector:
         """One product of a vector and a matrix, instead of a vector for each client."""
-        plans = [self._plan(p) for p in problems]
-        order = _longest_first(plans)
-        rows, ends, _ = self._descend([problems[i] for i in order], [plans[i] for i in order])
+        descent = self._descend(problems)
         weights = [self.setup.weight(problem.client) for problem in problems]
         total = sum(weights)
-        shares = torch.tensor([weights[i] / total for i in order], **_like(ends))
-        return shares @ (rows.start - ends)
+        shares = torch.tensor([weights[i] / total for i in descent.order], **_like(descent.ends))
+        return shares @ (descent.start - descent.ends)
 
     def _rest(self, problem: Problem) -> Vector:
         return problem.w[self._space.flat.layout.trained :]
@@ -178,10 +181,11 @@ class Batched(Engine):
         plan = [start + index for index in self._sgd.plan(stop - start, random)]
         return plan[: shortened(len(plan), problem.share)]
 
-    def _descend(
-        self, problems: list[Problem], plans: list[Steps]
-    ) -> tuple[_Rows, Tensor, Tensor | None]:
-        """SGD on all local problems; clients are sorted by number of steps, most first."""
+    def _descend(self, problems: list[Problem]) -> Descent:
+        """SGD on all local problems; clients with more steps come first."""
+        plans = [self._plan(p) for p in problems]
+        order = sorted(range(len(plans)), key=lambda i: -len(plans[i]))
+        problems, plans = [problems[i] for i in order], [plans[i] for i in order]
         rows = _Rows([p.local for p in problems if p.local is not None])
         rest, lr = self._rest(problems[0]), problems[0].lr
         y, velocity = rows.start.clone(), torch.zeros((), device=rows.start.device)
@@ -198,7 +202,7 @@ class Batched(Engine):
         for problem in problems:
             for rows_of_client in self._task.data.client(problem.client):
                 release(rows_of_client)
-        return rows, y, paths
+        return Descent(order, plans, rows.start, y, paths)
 
     def _gradient(
         self,
@@ -241,10 +245,8 @@ class Batched(Engine):
         return x if transform is None else transform.train(x, address)
 
     def _decayed(self, w: Tensor, rest: Vector, step: Step) -> Tensor:
-        if self._space.random:
-            with seeded(self._space.device, "layers", *step.address):
-                g = self._gradients(w, rest, step.x, step.y)
-        else:
+        random = self._space.random
+        with seeded(self._space.device, "layers", *step.address) if random else nullcontext():
             g = self._gradients(w, rest, step.x, step.y)
         decay = self._sgd.weight_decay
         return torch.add(g, w, alpha=decay) if decay else g
@@ -304,11 +306,6 @@ class _Rows:
 
 def _like(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": tensor.dtype, "device": tensor.device}
-
-
-def _longest_first(plans: list[Steps]) -> list[int]:
-    """Indices of the plans, most steps first."""
-    return sorted(range(len(plans)), key=lambda i: -len(plans[i]))
 
 
 def _same_size(batches: list[Rows]) -> list[list[int]]:

@@ -153,12 +153,10 @@ class TaskMetrics(Measure):
 
     def __init__(self, metrics: Mapping[str, Metric], loss: Loss) -> None:
         self.functions: dict[str, Metric] = {**metrics, "loss": loss}
-        self.better = {n: getattr(f, "better", _usual(n)) for n, f in self.functions.items()}
-
-    @property
-    def leading(self) -> str:
-        """The metric by which clients are compared: the first one."""
-        return next(iter(self.functions))
+        self.better = {
+            n: getattr(f, "better", "lower" if any(w in n for w in FALLING) else "higher")
+            for n, f in self.functions.items()
+        }
 
     def part(self, output: Tensor, y: Tensor) -> list[Total]:
         return [total(f, output, y) for f in self.functions.values()]
@@ -171,10 +169,6 @@ class TaskMetrics(Measure):
 
     def entries(self, values: dict[str, Metrics]) -> dict[str, dict[str, Metrics]]:
         return {"metrics": values}  # a diverging model's loss may be infinite
-
-
-def _usual(name: str) -> Better:
-    return "lower" if any(word in name for word in FALLING) else "higher"
 
 
 def total(metric: Metric, output: Tensor, y: Tensor) -> Total:
@@ -226,7 +220,7 @@ class Evaluation:
         assert self.owners is not None
         owners = np.where(np.isin(self.owners, clients), self.owners, -1)
         kept = np.flatnonzero((owners >= 0) | (np.arange(len(owners)) < self.pooled))
-        if len(kept) == len(owners):
+        if len(kept) == len(owners):  # no copy of all examples
             return self._with(owners=owners)
         return self._with(x=self.x[kept], y=self.y[kept], owners=owners[kept])
 
@@ -243,7 +237,7 @@ class Evaluation:
     @property
     def leading(self) -> Metric:
         """The metric by which clients are compared: the first one."""
-        return self.metrics.functions[self.metrics.leading]
+        return next(iter(self.metrics.functions.values()))
 
     def pieces(self, names: Sequence[str] = ()) -> int:
         """The number of batches that these measures need."""
@@ -267,13 +261,10 @@ class Evaluation:
         owners = None if self.owners is None else self.owners[rows]
         pooled = rows.start < self.pooled
         needed = [name for name in names if pooled or self.measures[name].all_examples]
-        parts = []
-        for w in models:
-            output = self._output(w, x)
-            parts.append(
-                {n: as_json(self.measures[n].part_with_clients(output, y, owners)) for n in needed}
-            )
-        return parts
+        return [
+            {n: as_json(self.measures[n].part_with_clients(output, y, owners)) for n in needed}
+            for output in (self._output(w, x) for w in models)
+        ]
 
     def of_client(self, client: int, w: Vector) -> Total:
         """Sum and count of the first metric on a client's own examples."""
