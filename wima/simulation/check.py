@@ -1,7 +1,5 @@
 """Check that an algorithm, yours or ours, satisfies the contract that engines rely on."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """What clients remember between visits (SCAFFOLD, FedDyn, AdaBest)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Its plain twin is in `reference.py`; tests compare the two bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil

@@ -8,8 +8,6 @@
 Its plain twin is in `reference.py`; tests compare the two bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,6 +24,18 @@ from wima.simulation.measures.job import EvaluationJob
 from wima.simulation.options import Faults, LocalSGD, Weighting
 from wima.simulation.privacy import Gaussian, PrivateSum
 from wima.simulation.task import Task
+
+
+class RoundState(NamedTuple):
+    """Everything that a round changes.  `memory` is changed in place, the rest is replaced."""
+
+    w: Vector
+    server: State
+    opt: OptState
+    memory: ClientMemory
+    excluded: tuple[int, ...] = ()  # clients of the last round whose updates were not finite
+    client_gradient: Vector | None = None  # mean of `client_gradient_of` in the last round
+    clip: float | None = None  # of the next round, with differential privacy
 
 
 class Setup(NamedTuple):
@@ -62,16 +72,15 @@ class Setup(NamedTuple):
         return not self.faults.exclude or all(is_finite(vector) for vector in vectors(sent))
 
 
-class RoundState(NamedTuple):
-    """Everything that a round changes.  `memory` is changed in place, the rest is replaced."""
+class Means(NamedTuple):
+    """What the server learns in a round."""
 
-    w: Vector
-    server: State
-    opt: OptState
-    memory: ClientMemory
-    excluded: tuple[int, ...] = ()  # clients of the last round whose updates were not finite
-    client_gradient: Vector | None = None  # mean of `client_gradient_of` in the last round
-    clip: float | None = None  # of the next round, with differential privacy
+    delta: Vector
+    clients: int
+    extra: Extra = None  # None if clients sent only deltas
+    rest: Vector | None = None  # start - end of the rest of w; None if there is no rest
+    client_gradient: Vector | None = None  # see `RoundState`; None if not requested
+    clip: float | None = None  # see `RoundState`
 
 
 class Engine:
@@ -259,17 +268,6 @@ def client_gradient_of(visit: Visit, local: Local | None) -> Vector:
 def _shift(local: Local | None) -> Vector | None:
     """The problem's shift; None if it has none or a number."""
     return local.shift if local is not None and isinstance(local.shift, torch.Tensor) else None
-
-
-class Means(NamedTuple):
-    """What the server learns in a round."""
-
-    delta: Vector
-    clients: int
-    extra: Extra = None  # None if clients sent only deltas
-    rest: Vector | None = None  # start - end of the rest of w; None if there is no rest
-    client_gradient: Vector | None = None  # see `RoundState`; None if not requested
-    clip: float | None = None  # see `RoundState`
 
 
 class Updates:

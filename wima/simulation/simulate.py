@@ -4,8 +4,6 @@ for record in simulate(task, FedAvg(), averagers=[WIMA(50)], rounds=200, ...):
     print(record.t, record.metrics)
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

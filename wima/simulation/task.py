@@ -3,8 +3,6 @@
 `make_task` builds one from a torch module; tests and theory build their own from plain functions.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Callable, Mapping

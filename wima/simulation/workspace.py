@@ -1,7 +1,5 @@
 """Where gradients are computed: a module bound to flat buffers, on its device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias

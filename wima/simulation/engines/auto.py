@@ -8,8 +8,6 @@ So `auto` may choose different engines on different machines; the record of a ru
 `serial` and `processes` give the same bytes, `batched` the same up to rounding.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

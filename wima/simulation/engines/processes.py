@@ -5,8 +5,6 @@ not depend on the number of processes, or on which one does a job.  A job is a c
 problem, or a batch of examples on which models are evaluated.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import selectors

@@ -9,8 +9,6 @@ If a rank is lost, Gloo's connections break or torchrun ends the others; rank 0 
 as failed.  torchrun's output says which rank failed first.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -52,10 +50,16 @@ _FROM_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FOREVER = timedelta(days=365)  # a visit may take long; torchrun ends ranks that wait in vain
 
 
-@cache
-def join() -> Group:
-    """This process's group, joined at the first call."""
-    return Group()
+class Posted(NamedTuple):
+    """A vector being sent."""
+
+    vector: Vector
+    work: dist.Work | None
+
+    def wait(self) -> None:
+        if self.work is not None:
+            with _named():
+                self.work.wait()
 
 
 class Group:
@@ -148,16 +152,10 @@ class Group:
         return _decoded(self.recv(_empty(size), rank))
 
 
-class Posted(NamedTuple):
-    """A vector being sent."""
-
-    vector: Vector
-    work: dist.Work | None
-
-    def wait(self) -> None:
-        if self.work is not None:
-            with _named():
-                self.work.wait()
+@cache
+def join() -> Group:
+    """This process's group, joined at the first call."""
+    return Group()
 
 
 @contextmanager

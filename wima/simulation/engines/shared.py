@@ -1,7 +1,5 @@
 """Memory shared by processes: unlinked temporary files, inherited by children as descriptors."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import mmap

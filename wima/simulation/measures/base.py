@@ -5,12 +5,10 @@ for each model:                     value = measure.combine(parts)         in th
 for each record:                    entries = measure.entries({model: value})
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -207,15 +205,15 @@ class Evaluation:
         pieces = [self.piece(k, [w], ["metrics"])[0] for k in range(self.pieces())]
         return self.metrics.combine([parts["metrics"] for parts in pieces])
 
-    def without_examples(self) -> Evaluation:
+    def without_examples(self) -> Self:
         """A copy for other processes, which get the examples separately."""
         return self._with(x=self.x[:0], y=self.y[:0])
 
-    def with_measures(self, measures: Mapping[str, Measure]) -> Evaluation:
+    def with_measures(self, measures: Mapping[str, Measure]) -> Self:
         """A copy that also knows these measures."""
         return self._with(measures={**self.measures, **measures})
 
-    def of_clients(self, clients: Array) -> Evaluation:
+    def of_clients(self, clients: Array) -> Self:
         """A copy restricted to these clients."""
         assert self.owners is not None
         owners = np.where(np.isin(self.owners, clients), self.owners, -1)
@@ -224,7 +222,7 @@ class Evaluation:
             return self._with(owners=owners)
         return self._with(x=self.x[kept], y=self.y[kept], owners=owners[kept])
 
-    def _with(self, **changes: Any) -> Evaluation:
+    def _with(self, **changes: Any) -> Self:
         changed = copy(self)
         vars(changed).update(changes)
         return changed

@@ -5,8 +5,6 @@ probability.  The expected calibration error is the mean over predictions of
 |accuracy - mean confidence| of their bin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias

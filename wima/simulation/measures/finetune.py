@@ -1,7 +1,5 @@
 """After the last round, each client fine-tunes the models on its own examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What is measured in a run, and when: any process can answer a job, piece by piece, in JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple, TypeAlias
