@@ -6,7 +6,7 @@ Its plain twin is in `reference.py`; tests compare the two bit for bit.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,10 @@ from wima.data.federated import FederatedData, as_tensor, read_rows
 from wima.simulation.options import LocalSGD
 from wima.simulation.task import Task
 from wima.simulation.workspace import Batch
+
+# The client's visit as algorithms see it, and the rest of the vector (BatchNorm's statistics) where
+# its training ended; empty for most models.
+Solved: TypeAlias = tuple[Visit, Vector]
 
 
 class Problem(NamedTuple):
@@ -35,32 +39,59 @@ class Problem(NamedTuple):
     share: float = 1.0  # of its steps, which the client finishes
     memory: State = ()  # what the client remembers, for `client_finish`; not sent to workers
 
+    def solved(
+        self,
+        steps: int = 0,
+        *,
+        end: Vector | None = None,
+        rest: Vector | None = None,
+        gradient: Vector | None = None,
+        path_gradient: Vector | None = None,
+    ) -> Solved:
+        """Its visit; without training, it ends at w."""
+        visit = Visit(
+            start=self.w if self.local is None else self.local.start,
+            end=self.w if end is None else end,
+            steps=steps,
+            lr=self.lr,
+            t=self.t,
+            gradient=gradient,
+            path_gradient=path_gradient,
+        )
+        return visit, self.w[:0] if rest is None else rest
 
-# The client's visit as algorithms see it, and the rest of the vector (BatchNorm's statistics) where
-# its training ended; empty for most models.
-Solved: TypeAlias = tuple[Visit, Vector]
+    def message(self) -> tuple[dict[str, Any], dict[str, Vector]]:
+        """JSON and, by name, the vectors other than w: for a process that has w."""
+        fields, vectors = self._asdict(), {}
+        del fields["w"], fields["memory"]
+        if self.local is not None:
+            start, scale, prox, shift, anchored = self.local
+            local = {"scale": float(scale), "prox": float(prox), "anchored": bool(anchored)}
+            if start.data_ptr() != self.w.data_ptr():
+                vectors["start"] = start
+            if isinstance(shift, Tensor):
+                vectors["shift"] = shift
+            else:
+                local["shift"] = float(shift)
+            fields["local"] = local
+        return {**fields, "vectors": list(vectors)}, vectors
 
+    @classmethod
+    def of(
+        cls, message: dict[str, Any], w: Vector, trained: int | None, vectors: dict[str, Vector]
+    ) -> Self:
+        """The inverse of `message`."""
+        fields = {name: value for name, value in message.items() if name in cls._fields}
+        if fields["local"] is not None:
+            fields["local"] = Local(**{"start": w[:trained], **fields["local"], **vectors})
+        return cls(w=w, **fields)
 
-def solved(
-    problem: Problem,
-    steps: int = 0,
-    *,
-    end: Vector | None = None,
-    rest: Vector | None = None,
-    gradient: Vector | None = None,
-    path_gradient: Vector | None = None,
-) -> Solved:
-    """The visit of a problem; without training, it ends at w."""
-    visit = Visit(
-        start=problem.w if problem.local is None else problem.local.start,
-        end=problem.w if end is None else end,
-        steps=steps,
-        lr=problem.lr,
-        t=problem.t,
-        gradient=gradient,
-        path_gradient=path_gradient,
-    )
-    return visit, problem.w[:0] if rest is None else rest
+    def results(self, visit: Visit, rest: Vector) -> dict[str, Vector]:
+        """The vectors to send back, by name: those from which `solved` makes the visit."""
+        vectors = {"gradient": visit.gradient, "path_gradient": visit.path_gradient}
+        if self.local is not None:
+            vectors |= {"end": visit.end, "rest": rest}
+        return {name: v for name, v in vectors.items() if v is not None and len(v)}
 
 
 def batches(
@@ -112,12 +143,11 @@ class Solver:
         if problem.full_gradient:
             gradient = full_gradient(self.task, self.sgd, self.seed, problem)
         if problem.local is None:
-            return solved(problem, gradient=gradient)
+            return problem.solved(gradient=gradient)
         path = torch.zeros_like(problem.local.start) if problem.path_gradient else None
         w_full, steps = self._descend(problem, problem.local, path)
         trained = len(problem.local.start)
-        return solved(
-            problem,
+        return problem.solved(
             steps,
             end=w_full[:trained],
             rest=w_full[trained:],
@@ -193,41 +223,6 @@ def full_gradient(task: Task, sgd: LocalSGD, seed: int, problem: Problem) -> Vec
     for batch in everything(task.data, problem.client, seed, problem.t):
         total.add_(task.gradient(problem.w.clone(), batch), alpha=len(batch.x))
     return torch.add(total / n, problem.w[: task.trained], alpha=sgd.weight_decay)
-
-
-def message_of(problem: Problem) -> tuple[dict[str, Any], dict[str, Vector]]:
-    """A problem as JSON and, by name, its vectors other than w: for a process that has w."""
-    fields, vectors = problem._asdict(), {}
-    del fields["w"], fields["memory"]
-    if problem.local is not None:
-        start, scale, prox, shift, anchored = problem.local
-        local = {"scale": float(scale), "prox": float(prox), "anchored": bool(anchored)}
-        if start.data_ptr() != problem.w.data_ptr():
-            vectors["start"] = start
-        if isinstance(shift, Tensor):
-            vectors["shift"] = shift
-        else:
-            local["shift"] = float(shift)
-        fields["local"] = local
-    return {**fields, "vectors": list(vectors)}, vectors
-
-
-def problem_of(
-    message: dict[str, Any], w: Vector, trained: int | None, vectors: dict[str, Vector]
-) -> Problem:
-    """The inverse of `message_of`."""
-    fields = {name: value for name, value in message.items() if name in Problem._fields}
-    if fields["local"] is not None:
-        fields["local"] = Local(**{"start": w[:trained], **fields["local"], **vectors})
-    return Problem(w=w, **fields)
-
-
-def vectors_of(problem: Problem, visit: Visit, rest: Vector) -> dict[str, Vector]:
-    """The vectors to send of a solved problem: those that `solved` needs, by name."""
-    vectors = {"gradient": visit.gradient, "path_gradient": visit.path_gradient}
-    if problem.local is not None:
-        vectors |= {"end": visit.end, "rest": rest}
-    return {name: v for name, v in vectors.items() if v is not None and len(v)}
 
 
 @contextmanager

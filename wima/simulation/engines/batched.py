@@ -21,7 +21,7 @@ from wima.core.errors import UsageError, check
 from wima.core.randomness import rng
 from wima.core.vector import Vector
 from wima.data.federated import as_tensor, release
-from wima.simulation.local import Problem, Solved, everything, shortened, solved
+from wima.simulation.local import Problem, Solved, everything, shortened
 from wima.simulation.round import Engine, Setup
 from wima.simulation.workspace import Workspace, seeded
 
@@ -173,13 +173,12 @@ class Batched(Engine):
         full = [self._full(p) if p.full_gradient else None for p in problems]
         if problems[0].local is None:
             for problem, gradient in zip(problems, full, strict=True):
-                yield solved(problem, gradient=gradient)
+                yield problem.solved(gradient=gradient)
             return
         descent = self._descend(problems)
         for i, row in sorted(zip(descent.order, range(len(problems)), strict=True)):
             steps, paths = len(descent.plans[row]), descent.paths
-            yield solved(
-                problems[i],
+            yield problems[i].solved(
                 steps,
                 end=descent.ends[row],
                 rest=self._rest(problems[i]),

@@ -28,15 +28,7 @@ from wima.core.machine import keep_freed_memory
 from wima.core.signals import handled_by
 from wima.core.vector import Vector, one_thread
 from wima.core.version import __version__
-from wima.simulation.local import (
-    Problem,
-    Solved,
-    message_of,
-    problem_of,
-    shortened,
-    solved,
-    vectors_of,
-)
+from wima.simulation.local import Problem, Solved, shortened
 from wima.simulation.measures.job import EvaluationJob, job_of
 from wima.simulation.round import Engine, Setup
 from wima.simulation.task import data_checksum
@@ -263,7 +255,7 @@ class Ranks(Engine):
         group, alike = self.group, all(p.local is problems[0].local for p in problems)
         owners = shared_out([self._cost(problem) for problem in problems], group.size)
         self._waiting = True
-        messages, vectors = zip(*map(message_of, problems), strict=True)
+        messages, vectors = zip(*(problem.message() for problem in problems), strict=True)
         order = {"do": "solve", "owners": owners, "alike": alike, "problems": messages}
         group.broadcast_json(order)
         group.broadcast(problems[0].w)
@@ -290,7 +282,7 @@ class Ranks(Engine):
         for name in reply["vectors"]:
             part = slice(self._trained, None) if name == "rest" else slice(self._trained)
             vectors[name] = self.group.recv(torch.empty_like(problem.w[part]), rank)
-        return solved(problem, reply["steps"], **vectors)
+        return problem.solved(reply["steps"], **vectors)
 
 
 class WorkerRank(Engine):
@@ -331,7 +323,7 @@ class WorkerRank(Engine):
             except RunError as error:
                 post({"error": str(error)})
                 break
-            vectors = vectors_of(problem, visit, rest)
+            vectors = problem.results(visit, rest)
             post({"steps": visit.steps, "vectors": list(vectors)}, *vectors.values())
         for posted in on_the_way:
             posted.wait()
@@ -350,7 +342,7 @@ class WorkerRank(Engine):
                 if not alike:
                     names = message["vectors"]
                     vectors = {name: group.recv(torch.empty_like(trained)) for name in names}
-                problems.append(problem_of(message, w, self._trained, vectors))
+                problems.append(Problem.of(message, w, self._trained, vectors))
         return problems
 
     def _evaluate(self, order: dict[str, Any]) -> None:
