@@ -184,7 +184,7 @@ class Engine:
                 if setup.wants_client_gradient:
                     own = client_gradient_of(visit, problem.local)
                 updates.add(setup.weight(i), delta, extra, moved, own)
-            means = updates.means(setup, t)
+            means = updates.means(t)
 
         # The server steps with the means.  Without any usable update, the model stays as it is.
         if means is None:
@@ -274,11 +274,9 @@ class Updates:
     """The clients' updates, summed in the order of the cohort."""
 
     def __init__(self, setup: Setup, state: RoundState) -> None:
-        self._private = setup.private_sum(state)
-        self._uniform = setup.algorithm.extra_mean == "uniform"
-        self._delta, self._extra, self._rest = RunningMean(), RunningMean(), RunningMean()
-        self._client_gradient = RunningMean() if setup.wants_client_gradient else None
-        self._clients = 0
+        self._setup, self._private, self._clients = setup, setup.private_sum(state), 0
+        names = ("delta", "extra", "rest", "client_gradient")
+        self._sums = {name: RunningMean() for name in names}
 
     def add(
         self,
@@ -293,29 +291,27 @@ class Updates:
         if self._private is not None:  # then clients send only deltas
             self._private.add(delta)
             return
-        self._delta.add(delta, weight)
-        if self._client_gradient is not None:
-            self._client_gradient.add(delta if client_gradient is None else client_gradient, weight)
+        self._sums["delta"].add(delta, weight)
+        if self._setup.wants_client_gradient:
+            own = delta if client_gradient is None else client_gradient
+            self._sums["client_gradient"].add(own, weight)
         if extra is not None:
-            self._extra.add(extra, 1.0 if self._uniform else weight)
+            uniform = self._setup.algorithm.extra_mean == "uniform"
+            self._sums["extra"].add(extra, 1.0 if uniform else weight)
         if rest is not None:
-            self._rest.add(rest, weight)
+            self._sums["rest"].add(rest, weight)
 
-    def means(self, setup: Setup, t: int) -> Means | None:
+    def means(self, t: int) -> Means | None:
         """None if no client sent anything; privacy conceals this case."""
         if self._private is not None:
-            mean, clip = self._private.release(setup.seed, t)
-            own = mean if setup.wants_client_gradient else None
-            return Means(delta=mean, clients=setup.cohort, client_gradient=own, clip=clip)
-        delta = self._delta.value
+            mean, clip = self._private.release(self._setup.seed, t)
+            own = mean if self._setup.wants_client_gradient else None
+            return Means(delta=mean, clients=self._setup.cohort, client_gradient=own, clip=clip)
+        delta, extra, rest, own = (total.value for total in self._sums.values())
         if delta is None:
             return None
         return Means(
-            delta=delta,
-            clients=self._clients,
-            extra=self._extra.value,
-            rest=self._rest.value,
-            client_gradient=self._client_gradient.value if self._client_gradient else None,
+            delta=delta, clients=self._clients, extra=extra, rest=rest, client_gradient=own
         )
 
 

@@ -263,7 +263,7 @@ def _worker_setup(setup: Setup, shared: Shared, slots: dict[str, Handle]) -> Wor
     arrays, kept = {"x": data.x, "y": data.y, "offsets": data.offsets}, None
     if isinstance(evaluate, Evaluation):
         arrays |= {"x_test": evaluate.x.numpy(), "y_test": evaluate.y.numpy()}
-        kept = evaluate.without_examples()
+        kept = evaluate.changed(x=evaluate.x[:0], y=evaluate.y[:0])
     task = setup.task._replace(data=None, init=None, evaluate=kept)  # type: ignore[arg-type]
     examples = {name: shared.share(array) for name, array in arrays.items()}
     return WorkerSetup(task, setup.sgd, setup.seed, examples, slots)

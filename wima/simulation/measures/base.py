@@ -83,8 +83,13 @@ def as_json(part: Any) -> Any:
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 
 PAD = 0
-CLEAN = ((0, 1, 2), (0, 1, 2, 89))  # PAD, BOS and EOS do not count; OOV is never predicted
-FEDJAX = ((0, 88), (0, 87, 88, 89))  # FedJAX's model file uses other special ids than its data
+METRICS = {  # targets that do not count, and outputs that are never predicted
+    "clean": ((0, 1, 2), (0, 1, 2, 89)),  # PAD, BOS and EOS do not count; OOV is never predicted
+    "fedjax": (
+        (0, 88),
+        (0, 87, 88, 89),
+    ),  # FedJAX's model file uses other special ids than its data
+}
 
 
 class Objective(NamedTuple):
@@ -134,9 +139,6 @@ def objective(kind: str, metric: str = "clean") -> Objective:
     if kind == "classes":
         return Objective(F.cross_entropy, {"accuracy": accuracy})
     return Objective(sequence_loss, {"accuracy": CharacterAccuracy(*METRICS[metric])})
-
-
-METRICS = {"clean": CLEAN, "fedjax": FEDJAX}
 
 
 Total: TypeAlias = tuple[float, int]  # sum and count of a metric
@@ -205,13 +207,11 @@ class Evaluation:
         pieces = [self.piece(k, [w], ["metrics"])[0] for k in range(self.pieces())]
         return self.metrics.combine([parts["metrics"] for parts in pieces])
 
-    def without_examples(self) -> Self:
-        """A copy for other processes, which get the examples separately."""
-        return self._with(x=self.x[:0], y=self.y[:0])
-
-    def with_measures(self, measures: Mapping[str, Measure]) -> Self:
-        """A copy that also knows these measures."""
-        return self._with(measures={**self.measures, **measures})
+    def changed(self, **attributes: Any) -> Self:
+        """A copy with other attributes."""
+        copied = copy(self)
+        vars(copied).update(attributes)
+        return copied
 
     def of_clients(self, clients: Array) -> Self:
         """A copy restricted to these clients."""
@@ -219,13 +219,8 @@ class Evaluation:
         owners = np.where(np.isin(self.owners, clients), self.owners, -1)
         kept = np.flatnonzero((owners >= 0) | (np.arange(len(owners)) < self.pooled))
         if len(kept) == len(owners):  # no copy of all examples
-            return self._with(owners=owners)
-        return self._with(x=self.x[kept], y=self.y[kept], owners=owners[kept])
-
-    def _with(self, **changes: Any) -> Self:
-        changed = copy(self)
-        vars(changed).update(changes)
-        return changed
+            return self.changed(owners=owners)
+        return self.changed(x=self.x[kept], y=self.y[kept], owners=owners[kept])
 
     @property
     def clients(self) -> Array:
