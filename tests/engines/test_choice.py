@@ -221,7 +221,13 @@ def test_costs_are_remembered_until_model_work_machine_or_versions_change(monkey
     assert faked.measured.count("batched") == 5
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"k": 3}', "null"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{", '{"k": 3}', "null", '{"k": {"serial": [1, "2"]}}'),
+        '{"k": {"serial": [0, 1e-9], "distributed": null}}',
+    ],
+)
 def test_a_damaged_memory_is_measured_anew(monkeypatch, own_cache, content):
     own_cache.mkdir()
     Faked(monkeypatch, serial=Cost(0, 0.004), batched=Cost(0, 0.001))

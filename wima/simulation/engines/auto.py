@@ -33,6 +33,7 @@ from wima.simulation.round import Engine, Serial, Setup, first_state
 from wima.storage.files import read_text, replace_text
 
 Make: TypeAlias = Callable[[str, Setup], Engine]
+MEASURED = ("serial", "batched", "processes")
 SHORT = 2000  # steps of all clients in all rounds; for fewer, measuring takes longer than the run
 SLOW_STEP = 0.005  # seconds; above, arithmetic outweighs Python, and `batched` saves nothing
 SHORT_ROUND = 0.02  # seconds; below, messages to workers cost more than a second core gains
@@ -198,12 +199,11 @@ def recall(key: str) -> dict[str, Cost | None]:
     entry = _read().get(key)
     costs: dict[str, Cost | None] = {}
     for name, cost in entry.items() if isinstance(entry, dict) else ():
-        if cost is not None and not (
-            isinstance(cost, list) and len(cost) == 2 and all(map(is_number, cost))
-        ):
+        numbers = isinstance(cost, list) and len(cost) == 2 and all(map(is_number, cost))
+        if name not in MEASURED or not (cost is None or numbers):
             return {}
         costs[name] = None if cost is None else Cost(*cost)
-    return costs if costs.get("serial") and costs.keys() <= set(NAMES) else {}
+    return costs if costs.get("serial") else {}
 
 
 def remember(key: str, costs: dict[str, Cost | None]) -> None:

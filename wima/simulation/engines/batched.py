@@ -148,8 +148,8 @@ class Batched(Engine):
         super().__init__(setup)
         self._task, self._sgd, self._seed = setup.task, setup.sgd, setup.seed
         space = setup.task.workspace
-        check(space is not None, "engine 'batched' needs a task from make_task; use 'serial'.")
-        assert space is not None
+        if space is None:
+            raise UsageError("engine 'batched' needs a task from make_task; use 'serial'.")
         self._space, self._gradients = space, RowGradients(space)
         data = setup.task.data
         self._x, self._y = as_tensor(data.x), as_tensor(data.y)

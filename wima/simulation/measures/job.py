@@ -56,12 +56,11 @@ class Measures:
         evaluation, wanted = task.evaluate, bool(options.client_eval_every or finetune)
         if not (wanted or options.calibration or own):
             return
-        check(
-            isinstance(evaluation, Evaluation),
-            "client_eval_every, finetune, calibration and measures need a task made by "
-            "wima.make_task.",
-        )
-        assert isinstance(evaluation, Evaluation)
+        if not isinstance(evaluation, Evaluation):
+            raise UsageError(
+                "client_eval_every, finetune, calibration and measures need a task made by "
+                "wima.make_task."
+            )
         added: dict[str, Measure] = {}
         for measure in own:
             name = type(measure).__name__
