@@ -276,7 +276,7 @@ class Federation(Strategy, Engine):
             vectors = {name: v.to(state.w.device) for name, v in update.vectors.items()}
             extra, rest = vectors.get("extra"), vectors.get("rest")
             received.add(self._weight(i, update), vectors["delta"], extra, rest)
-        means = received.means(self.setup, t)
+        means = received.means(t)
         if means is None:
             self._after = state._replace(client_gradient=None)
         else:
