@@ -21,7 +21,7 @@ def test_a_sweep_runs_all_once_and_then_nothing(swept):
     assert ends == ["done"] * 4
     before = {job.name: (folder / job.name / "records.jsonl").stat().st_mtime_ns for job in jobs}
     again = played(jobs, folder)
-    assert states(again) == ["done"] * 4 and again.parallel() == 0
+    assert states(again) == ["done"] * 4 and again.parallel == 0
     for job in jobs:
         assert (folder / job.name / "records.jsonl").stat().st_mtime_ns == before[job.name]
         assert read_run(folder / job.name).settings == job.settings

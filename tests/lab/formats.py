@@ -158,7 +158,7 @@ def _read_experiment(folder: Path) -> None:
 
 
 def _sheet(folder: Path) -> None:
-    from wima.experiments.grid import expand_grid
+    from wima.experiments.plan import expand_grid
     from wima.experiments.sheet import write_sheet
 
     _run(folder)

@@ -13,7 +13,8 @@ import pytest
 
 from tests.helpers.interrupted import ends, in_a_fork, outcome, settings_of
 from wima.core.errors import Diverged, RunError
-from wima.runs.launch import FOLDER, launch
+from wima.runs.folder import FOLDER
+from wima.runs.launch import launch
 from wima.runs.run import read_run
 from wima.storage import manifests
 from wima.storage.segments import Segments

@@ -99,14 +99,12 @@ def paper(
     how: Execution,
 ) -> None:
     """Run the missing runs of a table or figure of the paper; without a name, list them."""
-    from wima.experiments.plan import expand, experiments, find_experiment, scales
+    from wima.experiments.plan import expand, experiments, find_experiment, parse_seeds, scales
 
     if name is None:
         for label, experiment in experiments().items():
             print(f"{label:<14} {experiment.shown or 'ours':<9} {experiment.title}")
         return
-    from wima.experiments.grid import parse_seeds  # imported here: the list need not wait for torch
-
     resources = how.resources()
     label, experiment = find_experiment(name)
     if scale not in scales():
@@ -132,7 +130,7 @@ def sweep(
     how: Execution,
 ) -> None:
     """Run a grid of settings for several seeds: wima sweep digits --grid lr=0.1,0.05 --seeds 0-2"""
-    from wima.experiments.grid import expand_grid, parse_seeds
+    from wima.experiments.plan import expand_grid, parse_seeds
 
     resources = how.resources()
     listed = parse_seeds(seeds or "0")
@@ -224,7 +222,7 @@ def tune(
 ) -> None:
     """Find the best settings: wima tune digits --grid lr=0.1,0.05 or --space lr=0.01..1:log"""
     from wima.core.measure import Measure
-    from wima.experiments.grid import expand_grid, parse_seeds
+    from wima.experiments.plan import expand_grid, parse_seeds
 
     check(not (grid and space), "Use --grid or --space, not both.")
     check(bool(space) or trials is None, "--trials is for --space; a grid has a trial per point.")

@@ -21,7 +21,7 @@ def run(
 ) -> None:
     """Run a preset or settings file as a Flower app on this machine, with one node per client."""
     from wima.cli.tables import show
-    from wima.runs.launch import default_path
+    from wima.runs.folder import default_path
     from wima.runs.settings import load_settings
 
     settings = load_settings(source, overrides or [])

@@ -76,11 +76,10 @@ def demo(
 @app.command(cls=SettingsCommand)
 def run(source: Source, overrides: Overrides = None, out: NewFolder = None) -> None:
     """Run a preset or a settings file, for example: wima run digits lr=0.05 window=10,50"""
+    from wima.runs.folder import default_path
     from wima.runs.settings import load_settings
 
     settings = load_settings(source, overrides or [])
-    from wima.runs.launch import default_path  # imported here: errors need not wait for torch
-
     _run_and_show(settings, out or default_path(settings))
 
 
@@ -92,9 +91,12 @@ def resume(
     """Resume a run that was interrupted, killed or failed; the result is the same."""
     from wima.cli.tables import show
     from wima.runs import launch
+    from wima.runs.checkpoint import settings_to_resume
+    from wima.runs.run import read_run
 
-    if not launch.worked_to_resume(path, overrides or ()):
-        show(launch.resume(path, changes=overrides or ()), path)
+    changes = overrides or ()
+    if not launch.works_for_rank_0(settings_to_resume(read_run(path), changes)):
+        show(launch.resume(path, changes=changes), path)
 
 
 @app.command()
@@ -170,11 +172,9 @@ def list_(
 
 def _run_and_show(settings: Settings, path: Path) -> None:
     from wima.cli.tables import show
-    from wima.runs.launch import is_worker_rank, launch, work_for_rank_0
+    from wima.runs.launch import launch, works_for_rank_0
 
-    if is_worker_rank(settings):
-        work_for_rank_0(settings)
-    else:
+    if not works_for_rank_0(settings):
         show(launch(settings, path), path)
 
 

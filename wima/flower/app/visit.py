@@ -19,14 +19,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from torch import Tensor
 
-from wima import algorithms
 from wima.algorithms.base import Algorithm, State
 from wima.core.errors import check
 from wima.core.vector import Vector, one_thread
 from wima.data.federated import Array, FederatedData
 from wima.flower.arrays import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
-from wima.runs.identity import own_names
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.simulation.local import Problem, Solver
 from wima.simulation.options import LocalSGD
@@ -40,7 +38,7 @@ ARRAYS, ABOUT = "wima.memory", "wima.visits"  # records of the node's state
 
 def check_known(settings: Settings) -> None:
     """Raise if the settings name code outside the package: nodes never import such code."""
-    own = own_names(settings)
+    own = settings.own_names()
     check(
         not own,
         f"{', '.join(own)}: Flower nodes do not import your own code; use `wima run`, or add it to "
@@ -120,7 +118,7 @@ def _read(content: RecordDict, context: Context, client: int) -> Call:
     return Call(
         client=client,
         settings=settings,
-        algorithm=settings.algorithm.make("algorithm", algorithms.BY_NAME),
+        algorithm=settings.algorithm.make("algorithm"),
         solver=solver,
         w=to_tensors(model)["w"].to(settings.device),
         t=entry(about, "t", int),
