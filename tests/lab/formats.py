@@ -64,7 +64,7 @@ def _read_run(folder: Path) -> None:
 
 def _report(folder: Path) -> None:
     from wima.core.measure import Measure
-    from wima.report.frame import gather
+    from wima.report.inputs import gather
     from wima.report.page import page
     from wima.report.paper_page import Notes, markdown_page
     from wima.report.table import grid
@@ -79,11 +79,11 @@ def _report(folder: Path) -> None:
     facts = {"title": "", "made": "", "version": "", "command": ""}
     for table in tables:
         for write in (markdown, latex):
-            write(table, measure)
-        grid_csv(grid(table, measure))
+            write(table)
+        grid_csv(grid(table))
     data_csv(tables)
-    markdown_page(tables, [*data.omitted, *omitted], measure, facts, Notes())
-    page(tables, omitted, measure, facts, Notes(), {table.slug: [] for table in tables})
+    markdown_page(tables, [*data.omitted, *omitted], facts, Notes())
+    page(tables, omitted, facts, Notes(), {table.slug: [] for table in tables})
     if data.omitted:
         raise UsageError(data.omitted[0].reason)
 
