@@ -1,7 +1,5 @@
 """All that we need of Flower and that is not part of its public API."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 from flwr.app import Context, Message

@@ -1,7 +1,5 @@
 """The connected nodes of a grid, which client each of them is, and how long to wait for them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -35,12 +33,6 @@ class Options:
     largest_norm: an update is invalid if its norm is more than this many times the median.
     most_examples: the largest number of examples that a client counts with; 0: its number in the
     data set of the settings.
-
-    Examples:
-        >>> from wima.flower import Options
-        >>> options = Options(min_nodes=5, round_seconds=60.0)
-        >>> options.robust
-        True
     """
 
     start_nodes: int = 0

@@ -4,11 +4,9 @@ The round loop, averagers, records, checkpoints and models are those of `wima ru
 differs: it sends local problems to nodes and receives their updates.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +26,7 @@ from safetensors.torch import load_file
 
 from wima import algorithms
 from wima.algorithms import server_opt
-from wima.algorithms.base import Algorithm, Extra, ExtraMean, FullGradient, Local, State, Visit
+from wima.algorithms.base import Algorithm, State, Visit
 from wima.algorithms.traffic import emptied, reads, sends_extra
 from wima.core.errors import RunError, UsageError, check, unknown
 from wima.core.text import echo
@@ -57,51 +55,24 @@ class LastVisit(NamedTuple):
     t: int  # the round of the last visit that counted; -1: none yet
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerSide(Algorithm):
+def server_side(complete: Algorithm) -> Algorithm:
     """The algorithm without its clients' memory, which stays on their nodes."""
+    base: Any = type(complete)
 
-    complete: Algorithm
+    class ServerSide(base):  # type: ignore[misc]
+        def client_init(self, w: Vector) -> LastVisit:
+            return LastVisit(-1)
 
-    @property
-    def full_gradient(self) -> FullGradient:
-        return self.complete.full_gradient
+        # Nodes run the next two hooks; here they are only tried, to learn what clients send.
 
-    @property
-    def own_server_rule(self) -> bool:
-        return self.complete.own_server_rule
+        def local(self, w: Vector, server: State, client: LastVisit) -> Any:
+            return super().local(w, server, complete.client_init(w))
 
-    @property
-    def extra_mean(self) -> ExtraMean:
-        return self.complete.extra_mean
+        def client_finish(self, visit: Visit, server: State, client: LastVisit) -> Any:
+            memory = complete.client_init(visit.start)
+            return super().client_finish(visit, server, memory)[0], client
 
-    def init(self, w: Vector) -> State:
-        return self.complete.init(w)
-
-    def client_init(self, w: Vector) -> LastVisit:
-        return LastVisit(-1)
-
-    def observe(self, gradient: Vector, server: State) -> State:
-        return self.complete.observe(gradient, server)
-
-    # Nodes run the next two hooks; here they are only tried, to learn what clients send.
-
-    def local(self, w: Vector, server: State, client: LastVisit) -> Local:
-        return self.complete.local(w, server, self.complete.client_init(w))
-
-    def client_finish(
-        self, visit: Visit, server: State, client: LastVisit
-    ) -> tuple[Extra, LastVisit]:
-        memory = self.complete.client_init(visit.start)
-        return self.complete.client_finish(visit, server, memory)[0], client
-
-    def server_update(
-        self, w: Vector, delta: Vector, extra: Extra, server: State, fraction: float
-    ) -> tuple[Vector, State]:
-        return self.complete.server_update(w, delta, extra, server, fraction)
-
-    def served(self, w: Vector, server: State) -> Vector:
-        return self.complete.served(w, server)
+    return ServerSide(**vars(complete))
 
 
 class Current(NamedTuple):
@@ -118,13 +89,6 @@ class Federation(Strategy, Engine):
 
     For the simulation's round loop, this is the engine: a round is `configure_train`, the nodes'
     work, `aggregate_train`.
-
-    Examples:
-        >>> from wima.flower import Federation
-        >>> from wima.runs.settings import load_settings
-        >>> strategy = Federation(load_settings("digits", ["algorithm=scaffold", "rounds=5"]))
-        >>> strategy.settings.algorithm.name
-        'scaffold'
     """
 
     name = "flower"  # the engine's name in the run's records
@@ -139,7 +103,7 @@ class Federation(Strategy, Engine):
         self.settings = settings.model_copy(update={"checkpoint_every": 1})
         self.out, self.options = out or launch.default_path(settings), options or Options()
         self.rejected = 0  # invalid updates so far
-        self._algorithm = ServerSide(complete=complete)
+        self._algorithm = server_side(complete)
         self._sends_extra, self._reads = sends_extra(complete), reads(complete)
         self._grid: Grid
         self.setup: Setup
@@ -170,7 +134,7 @@ class Federation(Strategy, Engine):
         if timeout is not None:
             self.options = replace(self.options, round_seconds=timeout)
 
-        def make_engine(setup: Setup) -> Federation:
+        def make_engine(setup: Setup) -> Engine:
             self.setup = setup
             clients, file = setup.task.data.num_clients, self.out / "nodes.json"
             self._nodes = Nodes(grid, clients, self.options, file)
@@ -357,13 +321,12 @@ def as_result(run: Run) -> Result:
     files = sorted((run.path / "models").glob("*.safetensors"))
     models = {file.stem: to_arrays(load_file(file)) for file in files}
     result = Result(arrays=models["plain"])
-    clients = {
-        record["t"]: {model: {METRIC: values} for model, values in record["clients"].items()}
-        for record in run.lines()
-        if "clients" in record
-    }
+    clients: dict[int, Any] = {}
     vars(result).update(models=models, served="plain", clients=clients)
     for record in run.lines():
+        t = record["t"]
+        if "clients" in record:
+            clients[t] = {model: {METRIC: values} for model, values in record["clients"].items()}
         metrics = {
             f"{model}/{name}": value
             for model, values in record["metrics"].items()
@@ -371,7 +334,7 @@ def as_result(run: Run) -> Result:
             if value is not None
         }
         if metrics:
-            result.evaluate_metrics_serverapp[record["t"]] = MetricRecord(metrics)
+            result.evaluate_metrics_serverapp[t] = MetricRecord(metrics)
     return result
 
 
@@ -412,13 +375,6 @@ server_app = ServerApp()
 
 Its run config has `settings`, a preset or a file; `overrides`, changes to these settings; `out`,
 the run folder; and the fields of `Options`, spelt with dashes, as in `min-nodes`.
-
-Examples:
-    >>> from wima.flower import client_app, run_flower, server_app
-    >>> config = {"settings": "digits", "overrides": "algorithm=scaffold rounds=2", "out": "first"}
-    >>> context = run_flower(server_app, client_app, nodes=100, workers=1, run_config=config)
-    Memory: ...
-    Models in ...first/models: plain.safetensors, wima-auto.safetensors, wima50.safetensors
 """
 
 

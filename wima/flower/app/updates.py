@@ -1,7 +1,5 @@
 """Checks updates from nodes before they reach the global model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple

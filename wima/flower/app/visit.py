@@ -5,8 +5,6 @@ The server says which of the two it knows.  So a client whose update was lost or
 server restarted, resumes from the memory that matches the server's state.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import tomllib

@@ -4,8 +4,6 @@
 pass to a strategy's `start`.
 """
 
-from __future__ import annotations
-
 import pickle
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,21 +58,6 @@ class LocalGrid(Grid):
 
     With one worker, nodes run in this process while messages are sent, and no timeout
     interrupts them.  workers=None: one per core.
-
-    Examples:
-        >>> from flwr.app import ConfigRecord, Message, RecordDict
-        >>> from flwr.clientapp import ClientApp
-        >>> from wima.flower import LocalGrid
-        >>> app = ClientApp()
-        >>> @app.query()
-        ... def who(message, context):
-        ...     answer = ConfigRecord({"client": context.node_config["partition-id"]})
-        ...     return Message(RecordDict({"who": answer}), reply_to=message)
-        >>> with LocalGrid(app, nodes=3, workers=1) as grid:
-        ...     asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-        ...     replies = list(grid.send_and_receive(asked))
-        >>> [reply.content["who"]["client"] for reply in replies]
-        [0, 1, 2]
     """
 
     def __init__(
@@ -218,18 +201,6 @@ def run_flower(
     """Run a Flower app; returns the server's final context.
 
     options: see `LocalGrid`.
-
-    Examples:
-        >>> from flwr.app import ConfigRecord
-        >>> from flwr.clientapp import ClientApp
-        >>> from flwr.serverapp import ServerApp
-        >>> from wima.flower import run_flower
-        >>> server = ServerApp()
-        >>> @server.main()
-        ... def main(grid, context):
-        ...     context.state["nodes"] = ConfigRecord({"count": len(list(grid.get_node_ids()))})
-        >>> run_flower(server, ClientApp(), nodes=3, workers=1).state["nodes"]["count"]
-        3
     """
     check(isinstance(server_app, ServerApp), f"expected a ServerApp, got {server_app!r:.80}.")
     with LocalGrid(client_app, nodes, run_config=run_config, **options) as grid:
