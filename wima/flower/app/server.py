@@ -389,7 +389,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def simulate(settings: Settings, out: Path, options: Options) -> Run:
     """Run on the processes of this machine, one node per client."""
-    from wima.flower.grid.local import LocalGrid  # imported here: real nodes do not need it
+    from wima.flower.grid import LocalGrid  # imported here: real nodes do not need it
 
     check_free(out)
     nodes = build_task(settings).data.num_clients

@@ -29,10 +29,8 @@ from wima.flower.private import (
     ErrorCode,
     Run,
     TaskIdentity,
-    context_bytes,
-    context_of,
-    message_bytes,
-    message_of,
+    from_bytes,
+    to_bytes,
 )
 
 # The first number after the seed in addresses of random numbers.
@@ -86,8 +84,6 @@ class LocalGrid(Grid):
         self._sent, self._lock = 0, RLock()
         self._app = client_app
         self._workers = None if workers == 1 else Workers(client_app, workers)
-        self._threads = None if workers == 1 else ThreadPoolExecutor(workers)  # one per worker
-
         self._generators = preserved()
         TaskIdentity.task_id = 1  # Flower stamps the messages that this process makes
         TaskIdentity.run_id, TaskIdentity.node_id = run_id, SUPERLINK_NODE_ID
@@ -104,8 +100,7 @@ class LocalGrid(Grid):
 
     def close(self) -> None:
         """End the worker processes; pending messages are dropped."""
-        if self._threads is not None and self._workers is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._workers is not None:
             self._workers.close()
 
     def set_run(self, run: Run) -> None:
@@ -152,10 +147,10 @@ class LocalGrid(Grid):
             return number
         call = (node, message, node.messages, node.last)
         node.messages += 1
-        if self._threads is None:
+        if self._workers is None:
             node.last = _done(self._visit(*call))
         else:
-            node.last = self._threads.submit(self._visit, *call)
+            node.last = self._workers.threads.submit(self._visit, *call)
         self._replies[number] = node.last
         return number
 
@@ -253,19 +248,24 @@ class Workers:
     def __init__(self, app: ClientApp, workers: int) -> None:
         refused = "The ClientApp cannot be sent to worker processes ({}); use workers=1."
         self._app = pickled(app, refused)
-        self._all = [Worker(__name__) for _ in range(workers)]
+        self.threads = ThreadPoolExecutor(workers)  # one per worker
+        self._all: set[Worker] = set()
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         try:
-            for worker in self._all:  # they start at the same time
-                worker.send({}, self._app)
-            for worker in self._all:
-                self._ready(worker)
+            for worker in [self._started() for _ in range(workers)]:  # at the same time
+                self._await(worker)
                 self._idle.put(worker)
         except BaseException:
             self.close()
             raise
 
-    def _ready(self, worker: Worker) -> None:
+    def _started(self) -> Worker:
+        worker = Worker(__name__)
+        self._all.add(worker)
+        worker.send({}, self._app)
+        return worker
+
+    def _await(self, worker: Worker) -> None:
         """Wait until the worker has loaded the app."""
         try:
             ((header, _),) = worker.receive()
@@ -283,21 +283,22 @@ class Workers:
         """As the function `visit`; may be called from several threads."""
         worker = self._idle.get()
         try:
-            header = {"address": list(address)}
-            worker.send(header, message_bytes(message), context_bytes(context))
-            ((_, (reply, *changed)),) = worker.receive()
+            worker.send({"address": list(address)}, *to_bytes(message, context))
+            ((_, parts),) = worker.receive()
         except Exited as exited:
             end([worker])
-            index, worker = self._all.index(worker), Worker(__name__)
-            self._all[index] = worker
-            worker.send({}, self._app)
-            self._ready(worker)
+            self._all.discard(worker)
+            worker = self._started()
+            self._await(worker)
             return failed(message, ErrorCode.UNKNOWN, exited), None
         finally:
             self._idle.put(worker)
-        return message_of(reply), context_of(changed[0]).state if changed else None
+        reply, changed = from_bytes(*parts)
+        return reply, None if changed is None else changed.state
 
     def close(self) -> None:
+        """End the processes; pending messages are dropped."""
+        self.threads.shutdown(wait=True, cancel_futures=True)
         end(self._all)
 
 
@@ -313,11 +314,11 @@ def main() -> None:
     parent.send({})
     with one_thread():
         for header, parts in parent:
-            message, context = message_of(parts[0]), context_of(parts[1])
+            message, context = from_bytes(*parts)
+            assert context is not None
             reply, state = visit(app, message, context, header["address"])
             try:
-                changed = [] if state is None else [context_bytes(context)]
-                answer = [message_bytes(reply), *changed]
+                answer = to_bytes(reply, None if state is None else context)
             except Exception as error:  # a record that Flower cannot serialise
-                answer = [message_bytes(failed(message, ErrorCode.UNKNOWN, error))]
+                answer = to_bytes(failed(message, ErrorCode.UNKNOWN, error))
             parent.send({}, *answer)
