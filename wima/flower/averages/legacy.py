@@ -25,7 +25,7 @@ from wima.averaging import Averager
 from wima.core.errors import check
 from wima.flower.arrays import Arrays, from_bytes
 from wima.flower.averages.state import Averaging, AveragingOptions, Interface
-from wima.flower.averages.strategy import private_in, subclassed
+from wima.flower.averages.strategy import subclassed
 
 S = TypeVar("S", bound=Strategy)
 
@@ -57,7 +57,7 @@ def _unpack(parameters: Parameters) -> Arrays:
     return {str(k): array for k, array in enumerate(map(from_bytes, parameters.tensors))}
 
 
-INTERFACE = Interface(_pack, _unpack, FedAvg, "aggregate_fit", private_in(strategies))
+INTERFACE = Interface(_pack, _unpack, strategies, "aggregate_fit")
 
 
 def _returned(result: tuple[ClientProxy, FitRes]) -> tuple[Parameters, float]:

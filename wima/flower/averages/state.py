@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -75,9 +76,8 @@ class Interface(NamedTuple):
 
     pack: Callable[[Arrays], Any]
     unpack: Callable[[Any], Arrays]
-    mean: type  # the strategy that computes the plain mean
-    aggregate: str  # the method that does
-    private: tuple[type, ...]  # wrappers for differential privacy, which add noise
+    strategies: ModuleType  # with Flower's own strategies
+    aggregate: str  # the method of a strategy that computes the new model
 
 
 class Averaging:
@@ -110,7 +110,8 @@ class Averaging:
         check_count("save_every", settings["save_every"])
 
         self.averagers = named(averagers)
-        check(bool(self.averagers), "averaged() needs an averager, for example WIMA(window=100).")
+        self.names = list(self.averagers)  # the first is "the average"
+        check(bool(self.names), "averaged() needs an averager, for example WIMA(window=100).")
         parts = sorted({a.part for a in self.averagers.values()} - {"all"})
         if parts and not settings["classifier"]:
             raise UsageError(
@@ -119,6 +120,7 @@ class Averaging:
             )
         self.clients: dict[int, Any] = {}  # round -> model -> metric -> its summary over clients
         self._interface, self._strategy = interface, StrategyState(strategy)
+        self.round = self._strategy.round  # from Flower's number of a round to ours
         self._steps: Steps | None = None  # computed only if an averager needs them
         if any(averager.rule().needs_gradient for averager in self.averagers.values()):
             private = check_private_mean(strategy, interface)
@@ -140,11 +142,6 @@ class Averaging:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the averages; the first is "the average"."""
-        return list(self.averagers)
 
     @property
     def seen(self) -> int:
@@ -193,10 +190,6 @@ class Averaging:
             self._newest = self._interface.unpack(packed)
         if self._strategy.waiting is not None:
             self._strategy.begin(self._interface.unpack(packed), self._newest)
-
-    def round(self, t: int) -> int:
-        """The number of Flower's round t, counted across server restarts."""
-        return self._strategy.round(t)
 
     def send(self, packed: Any) -> None:
         """Start a round with the model that clients train from."""
@@ -297,12 +290,11 @@ class Averaging:
                     "leaves them out.",
                     *(t, len(answers) - len(values), len(answers), name),
                 )
-            if not values:
-                continue
-            metrics[name] = summary(values)
-            lower = self._settings["lower_is_better"] and name == self._settings["metric"]
-            if lower or name.lower().endswith("loss"):
-                metrics[name]["worst"] = -summary([-value for value in values])["worst"]
+            if values:
+                metrics[name] = summary(values)
+                lower = self._settings["lower_is_better"] and name == self._settings["metric"]
+                if lower or name.lower().endswith("loss"):
+                    metrics[name]["worst"] = -summary([-value for value in values])["worst"]
         if metrics:
             self.clients[t] = {self.evaluated: metrics}
 
@@ -382,16 +374,18 @@ def check_private_mean(strategy: Any, interface: Interface) -> bool:
 
     The replies to a private strategy have no noise yet, so they are not looked at.  The difference
     of two released models is the mean step plus noise, if it is the plain mean that gets the noise.
+    Flower's wrappers for differential privacy, which add noise, are known by their names.
     """
-    private = any(isinstance(layer, interface.private) for layer in layers(strategy))
-    rule = interface.aggregate
-    means = [getattr(kind, rule) for kind in (*interface.private, interface.mean)]
+    known, rule = vars(interface.strategies), interface.aggregate
+    wrappers = [known[name] for name in known if name.startswith(("DifferentialPrivacy", "DPFed"))]
+    private = any(isinstance(layer, tuple(wrappers)) for layer in layers(strategy))
+    means = [getattr(kind, rule) for kind in (*wrappers, known["FedAvg"])]
     for layer in layers(strategy) if private else ():
         check(
             getattr(type(layer), rule, None) in means,
-            f"window='auto' with differential privacy needs {interface.mean.__name__}'s mean, so "
-            f"that it sees only released models; {type(layer).__name__} aggregates in its own way. "
-            "Use a fixed window, for example WIMA(window=100).",
+            "window='auto' with differential privacy needs FedAvg's mean, so that it sees only "
+            f"released models; {type(layer).__name__} aggregates in its own way. Use a fixed "
+            "window, for example WIMA(window=100).",
         )
     return private
 

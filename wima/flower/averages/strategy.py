@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -33,12 +32,6 @@ def subclassed(strategy: Any, mixin: type, averaging: Averaging) -> None:
     body = {"__module__": own.__module__, "__doc__": own.__doc__}
     strategy.__class__ = type(f"Averaged{own.__name__}", (mixin, own), body)
     strategy.averaging = averaging
-
-
-def private_in(module: ModuleType) -> tuple[type, ...]:
-    """Flower's wrappers for differential privacy in one of its modules of strategies."""
-    prefixes = ("DifferentialPrivacy", "DPFed")
-    return tuple(kind for name, kind in vars(module).items() if name.startswith(prefixes))
 
 
 def averaged(
@@ -76,7 +69,7 @@ def _unpack(record: ArrayRecord) -> Arrays:
     return {name: to_numpy(array) for name, array in record.items()}
 
 
-INTERFACE = Interface(_pack, _unpack, FedAvg, "aggregate_train", private_in(strategies))
+INTERFACE = Interface(_pack, _unpack, strategies, "aggregate_train")
 
 
 def _innermost(strategy: Strategy, name: str) -> Any:
