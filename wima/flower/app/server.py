@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
+    ConfigRecordValues,
     Context,
     Message,
     MessageType,
@@ -168,10 +169,8 @@ class Federation(Strategy, Engine):
         # Phase A of MIME: the cohort's mean full gradient at w, without clients that failed.
         gradient = None
         if self._algorithm.full_gradient == "cohort":
-            updates, mean = (
-                self._updates(GRADIENT, visits, (), {"gradient": trained}),
-                RunningMean(),
-            )
+            mean = RunningMean()
+            updates = self._updates(GRADIENT, visits, (), {"gradient": trained})
             for i, update in updates.items():
                 mean.add(update.vectors["gradient"], self._weight(i, update, visits))
             gradient = mean.value
@@ -234,7 +233,8 @@ class Federation(Strategy, Engine):
         """One message per node of the round; they differ only in client-specific values."""
         state, t, lr, nodes = visits
         model, (server_arrays, text) = to_arrays({"w": state.w}), pack(server)
-        same = {"t": t, "lr": float(lr), "settings": self.settings.to_toml(), "server": text}
+        same: dict[str, ConfigRecordValues] = {"t": t, "lr": float(lr), "server": text}
+        same["settings"] = self.settings.to_toml()
         for i, node in nodes.items():
             counted = state.memory.read(i, state.w[: self.setup.trained]).t
             share = float(self.setup.faults.share(self.setup.seed, t, i))
