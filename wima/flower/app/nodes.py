@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from wima.core.errors import RunError, check_count, check_range, check_rate, check_switch
@@ -154,12 +154,10 @@ class Nodes:
         try:
             if reply.has_error():
                 raise ValueError(reply.error.reason)
-            who = reply.content["who"]
-            assert isinstance(who, ConfigRecord)
-            client = entry(who, "client", int)
+            client = entry(reply.content.config_records["who"], "client", int)
             if not 0 <= client < self._clients:
                 raise ValueError(f"client {client} is not in 0 ... {self._clients - 1}")
-        except (KeyError, TypeError, ValueError, AssertionError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             log.warning("Node %d did not say which client it is: %s", node, error)
             self._refused.add(node)
             return

@@ -74,8 +74,7 @@ def visit(content: RecordDict, context: Context, client: int) -> RecordDict:
     root, folder = context.node_config.get("memory"), None
     if root:
         folder = Path(str(root)).expanduser() / call.settings.run_id / f"client-{client}"
-    arrays, about = content["server"], content["round"]
-    assert isinstance(arrays, ArrayRecord) and isinstance(about, ConfigRecord)
+    arrays, about = content.array_records["server"], content.config_records["round"]
     with one_thread():
         server = unpack(arrays, entry(about, "server", str), algorithm.init(trained))
         memory = NodeMemory(context.state, folder)
@@ -102,8 +101,7 @@ def full_gradient(content: RecordDict, context: Context, client: int) -> RecordD
 
 
 def _read(content: RecordDict, context: Context, client: int) -> Call:
-    model, about = content["model"], content["round"]
-    assert isinstance(model, ArrayRecord) and isinstance(about, ConfigRecord)
+    model, about = content.array_records["model"], content.config_records["round"]
     data = str(context.node_config.get("data", ""))
     settings, task = _task(entry(about, "settings", str), data)
     clients = task.data.num_clients
