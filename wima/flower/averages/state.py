@@ -135,7 +135,11 @@ class Averaging:
             check(settings["window_store"] != "files", "window_store='files' needs a folder.")
             return
         folder = Path(settings["folder"])
-        self._unlock = weakref.finalize(self, Lock(folder).release)  # creates the folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be used as a folder: {error.strerror}.") from None
+        self._unlock = weakref.finalize(self, Lock(folder).release)
         try:
             self._store = Segments(folder)
             self._restore(self._store)
