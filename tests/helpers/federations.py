@@ -15,7 +15,7 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from wima.flower import Federation, LocalGrid, Options, client_app
-from wima.flower.grid.local import Node
+from wima.flower.grid import Node
 from wima.runs.build import build, build_task
 from wima.runs.run import read_run
 from wima.runs.settings import make_settings

@@ -64,10 +64,6 @@ class ClientMemory:
         if state != ():
             self._pending[client] = state
 
-    def written(self, client: int) -> bool:
-        """Whether the current round wrote the client's state."""
-        return client in self._pending
-
     def commit(self) -> None:
         """The round succeeded: keep what it wrote."""
         limited = self._store is not None and self._budget != float("inf")
