@@ -4,8 +4,6 @@ A manifest is a file such as `000000120.json`.  The two newest are kept, with th
 need.  For large states, only what changed since the last manifest is written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -47,17 +45,10 @@ def save(
 
     content: JSON that includes `identity`, `extra` and optionally `clients`, a list of segments.
     """
-    manifest = {
-        "format": FORMAT,
-        "t": t,
-        "clients": [],
-        **content,
-        "vectors": store.write("vectors", tensors),
-        "rings": {
-            name: {"count": ring.count, "segments": ring.save(store, "ring")}
-            for name, ring in rings.items()
-        },
-    }
+    vectors = store.write("vectors", tensors)
+    saved = {n: {"count": r.count, "segments": r.save(store, "ring")} for n, r in rings.items()}
+    manifest = {"format": FORMAT, "t": t, "clients": [], **content}
+    manifest |= {"vectors": vectors, "rings": saved}
     manifest["sums"] = {name: store.sums[name] for name in segments_of(manifest)}
     write_manifest(store.folder / f"{t:09d}.json", manifest)
     prune(store)
