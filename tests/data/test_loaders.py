@@ -158,8 +158,16 @@ def test_pixels_that_are_no_255ths_are_kept_for_all_writers(tmp_path):
         (writer(3), zlib.compress(msgpack.packb([1, 2])), "the data of client w are damaged"),
         (writer(3), zlib.compress(bytes(99))[:-4], "the data of client w are damaged"),
         (writer(0), None, "client w has 0 examples and num_examples 0"),
-        ({"label": np.zeros(3, np.int32)}, None, "client w has no pixels"),
-        ({"pixels": np.zeros((3, 28, 28), np.float32)}, None, "no label"),
+        (
+            {"label": np.zeros(3, np.int32)},
+            None,
+            "the data of client w are damaged: KeyError: 'pixels'",
+        ),
+        (
+            {"pixels": np.zeros((3, 28, 28), np.float32)},
+            None,
+            "the data of client w are damaged: KeyError: 'label'",
+        ),
         (writer(3, label=np.zeros(2, np.int32)), None, r"shape \(3, 28, 28\) and 2 labels"),
         (writer(3, pixels=np.zeros((3, 27, 28), np.float32)), None, r"shape \(3, 27, 28\)"),
     ],

@@ -1,16 +1,14 @@
 """Load a data set by name, split among clients and ready for training."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from wima.core.errors import UsageError, check, unknown
-from wima.data.cache import DataSet, Ready, fetch, open_ready, prepare, raw, ready
+from wima.data.cache import DataSet, Ready, fetch_and_prepare, open_ready, raw, ready
 from wima.data.federated import Bundle, FederatedData
-from wima.data.files import load_folder, load_npz
+from wima.data.files import load_files
 from wima.data.sets import check_name, is_folder
 from wima.data.sets.cifar import CIFAR10, CIFAR100, PAM
 from wima.data.sets.digits import CLIENTS, digits
@@ -42,25 +40,25 @@ def load(
     """
     check_name(name)
     check(alpha is None or split is None, "Give alpha or split, not both: either sets the clients.")
-    folder = is_folder(name)
-    if folder or name.endswith(".npz") or name in OWN_CLIENTS:
+    is_own = name.endswith(".npz") or is_folder(name)
+    if is_own or name in OWN_CLIENTS:
         check(
             alpha is None and split is None,
             f"{name} defines its own clients; alpha and split cannot be set. If a preset sets "
             "alpha, add alpha=none.",
         )
         check(clients is None, f"{name} defines its own clients; their number cannot be set.")
-    if folder or name.endswith(".npz"):
-        return load_folder(name) if folder else load_npz(name)
+    if is_own:
+        return load_files(name)
     if name == "landmarks":
         return _landmarks(options)
     if clients is None:
         clients = PACHINKO_CLIENTS if split == PACHINKO else CLIENTS
     if name == "digits":
-        _check_options(name, options, [])
+        _check_options(name, options)
         return digits(clients, 0.0 if alpha is None else alpha, seed, split)
     dataset = PUBLIC[name]
-    _check_options(name, options, _optional(dataset.transform))
+    _check_options(name, options, dataset.transform)
     transform = dataset.transform(**options)
     arrays, meta = opened(dataset)
     x, y, classes = arrays["x"], arrays["y"], int(meta["classes"])
@@ -83,7 +81,7 @@ def load(
 def opened(dataset: DataSet) -> Ready:
     """A data set's arrays: from the cache, from downloaded files, or from the network."""
     if not ready(dataset.name).is_dir():
-        prepare(dataset, fetch(dataset.name, dataset.files, dataset.expects, dataset.remark))
+        fetch_and_prepare(dataset)
     return open_ready(dataset.name)
 
 
@@ -92,7 +90,7 @@ def _landmarks(options: dict[str, Any]) -> Bundle:
     split, images = options.pop("split_file", None), options.pop("images", None)
     if not all(isinstance(path, str | None) for path in (split, images)):
         raise UsageError(f"images and split_file must be paths, got {images!r} and {split!r}.")
-    _check_options("landmarks", options, _optional(load_landmarks))
+    _check_options("landmarks", options, load_landmarks)
     return load_landmarks(
         Path(split).expanduser() if split else fetch_split(),
         Path(images).expanduser() if images else raw("landmarks") / "train",
@@ -100,13 +98,12 @@ def _landmarks(options: dict[str, Any]) -> Bundle:
     )
 
 
-def _optional(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's arguments that have defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.default is not inspect.Parameter.empty]
-
-
-def _check_options(name: str, options: dict[str, Any], known: list[str]) -> None:
+def _check_options(
+    name: str, options: dict[str, Any], function: Callable[..., Any] | None = None
+) -> None:
+    """Raise unless the options are parameters of the function that have defaults."""
+    parameters = inspect.signature(function).parameters.values() if function else ()
+    known = [p.name for p in parameters if p.default is not inspect.Parameter.empty]
     for option in options:
         if option not in known:
             raise unknown(f"option of data set {name}", option, known or ["(it has none)"])
