@@ -280,21 +280,10 @@ def _check_clients(offsets: Array, n: int, names: Array | Sequence[str] | None) 
 
 def _numbered(clients: Array, num_clients: int | None) -> tuple[Ids, Ids, Array | None]:
     """The examples to keep, their clients numbered from 0, and the clients' names."""
-    kept = np.arange(len(clients))
-    if clients.dtype.kind in "iu":
-        _check_ids(clients, num_clients)
-        kept = np.flatnonzero(clients >= 0)
-        check(len(kept) > 0, "The data has no clients: the client of every example is -1.")
-        clients = clients[kept]
-    if num_clients is not None:
-        check(clients.dtype.kind in "iu", "With num_clients, clients must be integers, got text.")
-        return kept, clients.astype(np.int64), None
-    names, ids = np.unique(clients, return_inverse=True)
-    plain = names.dtype.kind in "iu" and names[-1] == len(names) - 1
-    return kept, ids.astype(np.int64), None if plain else names
-
-
-def _check_ids(clients: Array, num_clients: int | None) -> None:
+    if clients.dtype.kind not in "iu":
+        check(num_clients is None, "With num_clients, clients must be integers, got text.")
+        names, ids = np.unique(clients, return_inverse=True)
+        return np.arange(len(clients)), ids.astype(np.int64), names
     wrong, expected = clients < -1, "0 or more"
     if num_clients is not None:
         check(
@@ -310,6 +299,12 @@ def _check_ids(clients: Array, num_clients: int | None) -> None:
         f"clients must be {expected}, or -1 for examples to leave out, "
         f"got {clients[at]} at index {at}.",
     )
+    kept = np.flatnonzero(clients >= 0)
+    check(len(kept) > 0, "The data has no clients: the client of every example is -1.")
+    if num_clients is not None:
+        return kept, clients[kept].astype(np.int64), None
+    names, ids = np.unique(clients[kept], return_inverse=True)
+    return kept, ids.astype(np.int64), None if names[-1] == len(names) - 1 else names
 
 
 def read_meta(folder: Path, *keys: str) -> dict[str, Any]:

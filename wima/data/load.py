@@ -2,18 +2,17 @@
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from wima.core.errors import UsageError, check, unknown
-from wima.data.cache import DataSet, Ready, fetch_and_prepare, open_ready, raw, ready
+from wima.core.errors import check, unknown
+from wima.data.cache import DataSet, Ready, fetch_and_prepare, open_ready, ready
 from wima.data.federated import Bundle, FederatedData
 from wima.data.files import load_files
 from wima.data.sets import check_name, is_folder
 from wima.data.sets.cifar import CIFAR10, CIFAR100, PAM
 from wima.data.sets.digits import CLIENTS, digits
 from wima.data.sets.femnist import FEMNIST
-from wima.data.sets.landmarks import fetch_split, load_landmarks
+from wima.data.sets.landmarks import load_landmarks
 from wima.data.sets.shakespeare import SHAKESPEARE
 from wima.data.split import PACHINKO, assign
 
@@ -51,7 +50,8 @@ def load(
     if is_own:
         return load_files(name)
     if name == "landmarks":
-        return _landmarks(options)
+        _check_options(name, options, load_landmarks)
+        return load_landmarks(**options)
     if clients is None:
         clients = PACHINKO_CLIENTS if split == PACHINKO else CLIENTS
     if name == "digits":
@@ -67,15 +67,8 @@ def load(
     else:
         owner = assign(y, clients, alpha, seed, split, arrays.get("groups"))
         train = FederatedData.from_arrays(x, y, owner, classes=classes)
-    return Bundle(
-        train,
-        arrays["x_test"],
-        arrays["y_test"],
-        classes,
-        transform=transform,
-        kind=dataset.kind,
-        test_clients=arrays.get("test_clients"),
-    )
+    x_test, y_test, owners = arrays["x_test"], arrays["y_test"], arrays.get("test_clients")
+    return Bundle(train, x_test, y_test, classes, transform, dataset.kind, owners)
 
 
 def opened(dataset: DataSet) -> Ready:
@@ -83,19 +76,6 @@ def opened(dataset: DataSet) -> Ready:
     if not ready(dataset.name).is_dir():
         fetch_and_prepare(dataset)
     return open_ready(dataset.name)
-
-
-def _landmarks(options: dict[str, Any]) -> Bundle:
-    """Landmarks; the paths of the split and the images are options, or in the cache."""
-    split, images = options.pop("split_file", None), options.pop("images", None)
-    if not all(isinstance(path, str | None) for path in (split, images)):
-        raise UsageError(f"images and split_file must be paths, got {images!r} and {split!r}.")
-    _check_options("landmarks", options, load_landmarks)
-    return load_landmarks(
-        Path(split).expanduser() if split else fetch_split(),
-        Path(images).expanduser() if images else raw("landmarks") / "train",
-        **options,
-    )
 
 
 def _check_options(

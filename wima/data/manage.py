@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -107,7 +108,8 @@ def show_data(name: str, out: Path, force: bool = False, **split: object) -> Ite
     table = train.num_clients * bundle.classes
     check(table <= COUNTS, f"{name} has too many clients and classes for a table: {table:,} cells.")
     counts = label_counts(train, bundle.classes)
-    labels = class_names(name, bundle.classes)
+    named = PUBLIC[name].labels if name in PUBLIC else ()
+    labels = named or [str(label) for label in range(bundle.classes)]
     yield _spread(counts)
     if bundle.kind == "characters":  # many labels, in no meaningful order
         frequent = np.argsort(-counts.sum(axis=0), kind="stable")[: np.any(counts, axis=0).sum()]
@@ -115,14 +117,8 @@ def show_data(name: str, out: Path, force: bool = False, **split: object) -> Ite
     yield from _table(train, counts, labels)
     chosen = [f"{key} = {value}" for key, value in split.items() if value is not None]
     title = ", ".join([Path(name).name, *chosen])
-    draw_labels(counts, sizes, labels, train.names, title, out, force)
+    save_picture(draw_labels(train, counts, labels, title), out, force)
     yield f"Picture: {out}"
-
-
-def class_names(name: str, classes: int) -> Sequence[str]:
-    """The names of a data set's classes; numbers if it has no names."""
-    known = PUBLIC[name].labels if name in PUBLIC else ()
-    return known or [str(label) for label in range(classes)]
 
 
 def _spread(counts: Array) -> str:
@@ -164,18 +160,10 @@ def sample(clients: int, most: int) -> Array:
     return np.linspace(0, clients - 1, min(clients, most)).round().astype(int)
 
 
-def draw_labels(
-    counts: Array,
-    sizes: Array,
-    labels: Sequence[str],
-    clients: Array | Sequence[str] | None,
-    title: str,
-    path: Path,
-    force: bool = False,
-) -> None:
-    """A PNG: the examples per client as bars, and below them the share of each label.
+def draw_labels(data: FederatedData, counts: Array, labels: Sequence[str], title: str) -> Any:
+    """A figure: the examples per client as bars, and below them the share of each label.
 
-    counts: one row per client, one column per label.  clients: their names, if they have any.
+    counts: one row per client, one column per label.
     """
     from matplotlib.figure import Figure
 
@@ -187,7 +175,7 @@ def draw_labels(
     some = "" if len(shown) == len(counts) else f"{len(shown)} of "
     whole = f"{title}: labels of {some}{len(counts):,} clients"
     figure.suptitle(printable(whole), parse_math=False)
-    bars.bar(range(len(shown)), sizes[shown], width=0.9, color="tab:gray")
+    bars.bar(range(len(shown)), data.sizes[shown], width=0.9, color="tab:gray")
     bars.set_ylabel("examples")
 
     shares = np.ma.masked_equal(counts[shown].T / counts[shown].sum(axis=1), 0)
@@ -197,10 +185,10 @@ def draw_labels(
     heat.set(xlabel="client", ylabel="label")
     if len(labels) <= LABELS:
         heat.set_yticks(range(len(labels)), map(printable, labels), fontsize=8, parse_math=False)
-    if clients is not None and len(shown) <= NAMES:
-        names = [f"{printable(str(clients[i])):.24}" for i in shown]
+    if data.names is not None and len(shown) <= NAMES:
+        names = [f"{printable(str(data.names[i])):.24}" for i in shown]
         heat.set_xticks(range(len(shown)), names, rotation=30, ha="right", parse_math=False)
     else:
         ticks = range(0, len(shown), -(-len(shown) // NAMES))
         heat.set_xticks(ticks, [str(shown[tick]) for tick in ticks])
-    save_picture(figure, path, force)
+    return figure

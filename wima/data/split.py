@@ -22,6 +22,7 @@ from wima.data.federated import Array, Ids
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 PACHINKO = "pachinko"  # as a split
+LEAST_ALPHA = 1e-290  # for less, even logarithms of shares overflow
 _IMAGE = re.compile(r"img_(\d+)_label_(\d+)\.\w+")
 
 
@@ -91,7 +92,7 @@ def dirichlet(labels: npt.ArrayLike, num_clients: int, alpha: float, seed: int) 
     class_of, counts = _classes(_checked(labels, num_clients, seed))
     check_rate("alpha", alpha)
     random = rng("split", seed)
-    concentration = alpha * counts / counts.sum()
+    concentration = max(alpha, LEAST_ALPHA) * counts / counts.sum()
     left = counts.copy()
     table = np.empty((num_clients, len(counts)), np.int64)
     for k, size in enumerate(_even(counts.sum(), num_clients)):
@@ -106,12 +107,8 @@ def _dirichlet_draw(concentration: Floats, random: np.random.Generator) -> Float
     In log space, because shares for a concentration near 0 underflow:
     log Gamma(a) = log Gamma(a + 1) + log(U) / a, and -log(U) is exponential.
     """
-    with np.errstate(divide="ignore", over="ignore"):
-        log_q = np.log(random.standard_gamma(concentration + 1))
-        log_q -= random.standard_exponential(len(concentration)) / concentration
-    if not np.isfinite(log_q.max()):  # an alpha so small that even the logarithms overflow
-        log_q = np.full(len(concentration), -np.inf)
-        log_q[random.integers(len(concentration))] = 0.0
+    log_q = np.log(random.standard_gamma(concentration + 1))
+    log_q -= random.standard_exponential(len(concentration)) / concentration
     q: Floats = np.exp(log_q - log_q.max())
     return q
 
@@ -276,7 +273,9 @@ def _from_json(file: Path, labels: Array) -> Ids:
         for entry in content["user_data"][user]["x"]:
             match = _IMAGE.fullmatch(str(entry).rpartition("/")[2])
             if match is None and not isinstance(entry, int):
-                raise UsageError(f"{file}: expected names like img_7_label_3.png, got {entry!r:.80}.")
+                raise UsageError(
+                    f"{file}: expected names like img_7_label_3.png, got {entry!r:.80}."
+                )
             index = int(match[1]) if match else entry
             fits = 0 <= index < len(labels) and (not match or labels[index] == int(match[2]))
             whose = f"{entry!r:.80} of user {user!r:.80}"

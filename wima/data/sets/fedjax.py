@@ -25,10 +25,10 @@ ADDRESS = "https://storage.googleapis.com/gresearch/fedjax/"
 
 def clients(path: Path, *columns: str) -> Iterator[tuple[Any, ...]]:
     """Each client's name and these of its arrays, sorted by name."""
-    query = "SELECT client_id, data, num_examples FROM federated_data ORDER BY 1"
+    query = "SELECT client_id, data FROM federated_data ORDER BY 1"
     try:
         with closing(open_sqlite(path)) as db:
-            for client, blob, count in db.execute(query):
+            for client, blob in db.execute(query):
                 name = client.decode() if isinstance(client, bytes) else str(client)
                 try:
                     data = msgpack.unpackb(zlib.decompress(blob), ext_hook=_array, raw=False)
@@ -38,12 +38,6 @@ def clients(path: Path, *columns: str) -> Iterator[tuple[Any, ...]]:
                     raise UsageError(
                         f"{path}: the data of client {name} are damaged: {reason}"
                     ) from None
-                examples = len(arrays[0])
-                check(
-                    examples == count and count > 0,
-                    f"{path}: client {name} has {examples} examples and num_examples {count}; "
-                    "expected equal numbers above 0.",
-                )
                 yield name, *arrays
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not FedJAX's SQLite file, or damaged: {error}") from None

@@ -45,9 +45,11 @@ def _read(path: Path) -> tuple[Array, Array, Array]:
             np.shape(x)[1:] == (28, 28) and len(x) == len(y) > 0,
             f"{path}: writer {name} has images of shape {np.shape(x)} and {len(y)} labels.",
         )
-        parts.append((name, _bytes(x), y))
-    if any(x.dtype != np.uint8 for _, x, _ in parts):  # bytes for all or none
-        parts = [(n, x / np.float32(255) if x.dtype == np.uint8 else x, y) for n, x, y in parts]
+        scaled = x * np.float32(255)
+        pixels = np.rint(scaled)  # as bytes they take a quarter of the memory
+        exact = np.abs(scaled - pixels).max() < 1e-3 and pixels.min() >= 0 and pixels.max() <= 255
+        check(exact, f"{path}: writer {name} has pixels that are not 0/255, 1/255, ... 255/255.")
+        parts.append((name, pixels.astype(np.uint8), y))
     x, y, writer = fedjax.joined(path, parts, "writers")
     return x[:, None], y, writer
 
@@ -64,14 +66,6 @@ def _leaf(folder: Path) -> Iterator[tuple[Any, ...]]:
                 yield user, x, np.asarray(examples["y"])
         except (ValueError, LookupError, TypeError) as error:
             raise UsageError(f"{path}: not LEAF's JSON, or damaged: {error!r}") from None
-
-
-def _bytes(x: Array) -> Array:
-    """Pixels as bytes, for a quarter of the memory, if only float32 rounding is lost."""
-    scaled = x * np.float32(255)
-    rounded = np.rint(scaled)
-    inside = rounded.min() >= 0 and rounded.max() <= 255
-    return rounded.astype(np.uint8) if inside and np.abs(scaled - rounded).max() < 1e-3 else x
 
 
 FEMNIST = DataSet(

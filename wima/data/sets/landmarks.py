@@ -19,7 +19,7 @@ from torch import Tensor
 
 from wima.core.errors import RunError, UsageError, check, check_count
 from wima.core.randomness import rng
-from wima.data.cache import Remote, fetch
+from wima.data.cache import Remote, fetch, raw
 from wima.data.federated import Array, Bundle, FederatedData, as_names
 from wima.data.transform import Address, Transform
 
@@ -89,25 +89,30 @@ class ImageFiles(Transform):
         return (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
-def fetch_split() -> Path:
-    """The published split, downloaded if missing."""
-    return fetch("landmarks", (Remote(ADDRESS, DIGEST),), SPLIT) / SPLIT
+def load_landmarks(
+    split_file: str | None = None, images: str | None = None, size: int = 224
+) -> Bundle:
+    """The data set from its split (folder or .zip) and a folder of images in GLDv2's layout.
 
-
-def load_landmarks(split: Path, images: Path, size: int = 224) -> Bundle:
-    """The data set from its split (folder or .zip) and a folder of images in GLDv2's layout."""
+    By default, the published split is downloaded, and the images are in the cache.
+    """
     check_count("size", size)
+    for name, path in (("split_file", split_file), ("images", images)):
+        check(isinstance(path, str | None), f"{name} must be a path, got {path!r}.")
     check(
         find_spec("PIL") is not None,
         "landmarks needs Pillow, which is not installed: pip install 'wima[landmarks]'",
     )
+    published = (Remote(ADDRESS, DIGEST),)
+    split = Path(split_file or fetch("landmarks", published, SPLIT) / SPLIT).expanduser()
+    folder = Path(images or raw("landmarks") / "train").expanduser()
     train = _table(split, "federated_train.csv", ("user_id", "image_id", "class"))
     test = _table(split, "test.csv", ("image_id", "class"))
     users = as_names([row["user_id"] for row in train])
     ids = np.array([row["image_id"] for row in train + test])
     labels = _classes(split, [row["class"] for row in train + test])
     classes, n = int(labels.max()) + 1, len(train)
-    transform = ImageFiles(images, ids, size)
+    transform = ImageFiles(folder, ids, size)
     missing = [transform.path(i) for i in range(len(ids)) if not transform.path(i).is_file()]
     if missing:
         raise UsageError(
