@@ -90,7 +90,7 @@ class FederatedData:
         Examples keep their order within a client; those of client number -1 are left out.  Without
         `num_clients`, the clients are those that occur.
         """
-        x, y, clients = as_array(x, "x"), as_array(y, "y"), as_names(as_array(clients, "clients"))
+        x, y, clients = as_array(x, "x"), as_array(y, "y"), as_names(clients)
         check(
             x.shape[:1] == y.shape[:1] == clients.shape,
             "x, y and clients must each have one row per example, got shapes "
@@ -204,17 +204,14 @@ def as_array(values: Any, field: str) -> Array:
         array = values.detach().cpu().numpy() if tensor else np.asanyarray(values)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{field} must be a plain array: {error}") from None
-    if array.dtype == object:
-        check(field == "clients", f"{field} must be an array of numbers, got Python objects.")
+    fits = array.dtype != object or field == "clients"
+    check(fits, f"{field} must be an array of numbers, got Python objects.")
     return array  # type: ignore[no-any-return]
 
 
 def as_names(clients: npt.ArrayLike) -> npt.NDArray[Any]:
     """One name per example, as an array of integers or of text."""
-    try:
-        names = np.asarray(clients)
-    except ValueError as error:  # lists of unequal length
-        raise UsageError(f"client names must be a list: {error}") from None
+    names = as_array(clients, "clients")
     check(
         names.ndim == 1 and names.size > 0,
         f"client names must be a non-empty list, one per example, got shape {names.shape}.",

@@ -1,7 +1,5 @@
 """Files: written so that they are complete or absent, locked while a run writes, read in lines."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import hashlib
@@ -16,14 +14,11 @@ import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from safetensors import SafetensorError
 
 from wima.core.errors import RunError, UsageError, check
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DRAFT = re.compile(r"\.(.+)\.[0-9a-f]{8}\.(new|old)")  # drafts, and the folders that they replace
 
@@ -159,23 +154,18 @@ def check_picture(path: Path, force: bool = False) -> None:
     """Refuse a name that does not end in .png, or a file that wima did not draw unless forced."""
     check(path.suffix.lower() == ".png", f"Pictures are PNG files: expected a .png, got {path}.")
     check(path.parent.is_dir(), f"Cannot write {path}: the folder {path.parent} does not exist.")
-    check_new(path, force or _is_ours(path))
+    is_ours = False
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        is_ours = MARKED in file.read(1024)  # it comes before the pixels
+    check_new(path, force or is_ours)
 
 
-def save_picture(figure: Figure, path: Path, force: bool = False, dpi: int = 120) -> None:
-    """Write the figure as a PNG, replacing one that wima drew; see `check_picture`."""
+def save_picture(figure: Any, path: Path, force: bool = False, dpi: int = 120) -> None:
+    """Write matplotlib's figure as a PNG, replacing one that wima drew; see `check_picture`."""
     check_picture(path, force)
-    with new_file(path, force or _is_ours(path)) as draft, warnings.catch_warnings():
+    with written(path) as draft, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # in names, if the font lacks it
         figure.savefig(draft, dpi=dpi, format="png", metadata=MARK)
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return MARKED in file.read(1024)  # it comes before the pixels
-    except OSError:
-        return False
 
 
 class Lock:

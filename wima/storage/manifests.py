@@ -21,7 +21,7 @@ from wima.storage.segments import Segments
 
 FORMAT = 1
 NAME = re.compile(r"\d{9,18}\.json")  # other files in the folder are not ours
-KEPT = 2
+KEPT = 2  # manifests
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
@@ -51,19 +51,7 @@ def save(
     manifest |= {"vectors": vectors, "rings": saved}
     manifest["sums"] = {name: store.sums[name] for name in segments_of(manifest)}
     write_manifest(store.folder / f"{t:09d}.json", manifest)
-    prune(store)
-
-
-def segments_of(manifest: Mapping[str, Any]) -> list[str]:
-    """The segments that a manifest needs."""
-    rings = [name for ring in manifest["rings"].values() for name in ring["segments"]]
-    return list(dict.fromkeys([manifest["vectors"], *rings, *manifest["clients"]]))
-
-
-def prune(store: Segments) -> None:
-    """Remove old manifests, then segments that no manifest needs."""
-    paths = manifests(store.folder)
-    needed: set[str] = set()
+    paths, needed = manifests(store.folder), set[str]()
     for path in paths[:KEPT]:
         with contextlib.suppress(RunError, UsageError, *MALFORMED):
             needed.update(segments_of(read_manifest(path, FORMAT)))
@@ -73,8 +61,14 @@ def prune(store: Segments) -> None:
     store.keep(needed)
 
 
+def segments_of(manifest: Mapping[str, Any]) -> list[str]:
+    """The segments that a manifest needs."""
+    rings = [name for ring in manifest["rings"].values() for name in ring["segments"]]
+    return list(dict.fromkeys([manifest["vectors"], *rings, *manifest["clients"]]))
+
+
 def discard_after(store: Segments, t: int) -> None:
-    """Remove the manifests of later states, so that `prune` does not keep them as the newest."""
+    """Remove the manifests of later states, so that `save` does not keep them as the newest."""
     for path in manifests(store.folder):
         if int(path.stem) > t:
             path.unlink()
