@@ -55,7 +55,7 @@ def load(
     if clients is None:
         clients = PACHINKO_CLIENTS if split == PACHINKO else CLIENTS
     if name == "digits":
-        _check_options(name, options)
+        _check_options(name, options, lambda: None)
         return digits(clients, 0.0 if alpha is None else alpha, seed, split)
     dataset = PUBLIC[name]
     _check_options(name, options, dataset.transform)
@@ -78,11 +78,9 @@ def opened(dataset: DataSet) -> Ready:
     return open_ready(dataset.name)
 
 
-def _check_options(
-    name: str, options: dict[str, Any], function: Callable[..., Any] | None = None
-) -> None:
+def _check_options(name: str, options: dict[str, Any], function: Callable[..., Any]) -> None:
     """Raise unless the options are parameters of the function that have defaults."""
-    parameters = inspect.signature(function).parameters.values() if function else ()
+    parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.default is not inspect.Parameter.empty]
     for option in options:
         if option not in known:

@@ -66,9 +66,7 @@ def member(source: Path, name: str) -> bytes:
 def records(source: Path, name: str, count: int, labels: int) -> tuple[Array, Array]:
     """Label bytes (count, labels) and images (count, 3, 32, 32) of one file."""
     data, size = member(source, name), count * (labels + PIXELS)
-    hint = "; is it truncated?" if len(data) < size else "."
-    got = f"{len(data):,}{hint}"
-    check(len(data) == size, f"{source}: {name} must have {size:,} bytes, got {got}")
+    check(len(data) == size, f"{source}: {name} must have {size:,} bytes, got {len(data):,}.")
     table = np.frombuffer(data, np.uint8).reshape(count, labels + PIXELS)
     return table[:, :labels].astype(np.int64), table[:, labels:].reshape(count, 3, 32, 32)
 
