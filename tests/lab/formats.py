@@ -264,7 +264,7 @@ def _imported(name: str, source: str = ".") -> Callable[[Path], None]:
 def _leaf(folder: Path) -> None:
     for part in ("train", "test"):
         (folder / part).mkdir()
-        own = {"x": [[0.5] * 784] * 2, "y": [3, 4]}
+        own = {"x": [[0.4] * 784] * 2, "y": [3, 4]}
         content = {"users": ["a"], "num_samples": [2], "user_data": {"a": own}}
         (folder / part / "all.json").write_text(json.dumps(content), encoding="utf-8")
 
@@ -327,7 +327,7 @@ def _landmarks(folder: Path) -> None:
 def _read_landmarks(folder: Path) -> None:
     from wima.data.sets.landmarks import load_landmarks
 
-    load_landmarks(folder / "split.zip", folder / "images")
+    load_landmarks(str(folder / "split.zip"), str(folder / "images"))
 
 
 RUN = ("run/records.jsonl", "run/status.json", "run/environment.json", "run/settings.toml")
