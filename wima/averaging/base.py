@@ -191,9 +191,7 @@ class Averages:
         return {name: self.vector(name) for name in self.averagers}
 
 
-def named(
-    averagers: Averager | Sequence[Averager] | Mapping[str, Averager],
-) -> dict[str, Averager]:
+def named(averagers: Averager | Sequence[Averager] | Mapping[str, Averager]) -> dict[str, Averager]:
     """One or several averagers by the name of their column; names must be unique."""
     if isinstance(averagers, Mapping):
         return dict(averagers)

@@ -45,10 +45,7 @@ def write(out: Path, content: Content, force: bool = False) -> None:
     check_ending(out)
     for name in content.tensors:
         _check_name(out, name)
-    kinds: dict[str, Callable[[Path, Content], None]] = {
-        ".safetensors": _safetensors,
-        ".npz": _npz,
-    }
+    kinds: dict[str, Callable[[Path, Content], None]] = {".safetensors": _safetensors, ".npz": _npz}
     with new_file(out, force) as fresh:
         kinds.get(out.suffix.lower(), _torch)(fresh, content)
 

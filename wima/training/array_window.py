@@ -24,10 +24,6 @@ from wima.training.window_average import check_windows
 class ArrayWindow:
     """The mean of the last `window` values of an array, or of arrays in dicts, lists and tuples.
 
-        average = ArrayWindow(window=100)
-        average.update(params)           # after every step
-        average.value()                  # the same containers, with averages
-
     Floating-point arrays and floats are averaged, each in its own dtype; everything else is as in
     the newest value.  every, dtype and folder are those of `WindowAverage`.
 
@@ -70,13 +66,12 @@ class ArrayWindow:
         tensors = {path: tensor for path, tensor in found if tensor is not None}
         if self._ring is None:
             check(bool(tensors), f"There is no floating-point array in {type(arrays).__name__}.")
-            self._ring = TensorRing(
-                tensors,
-                self.windows[-1],
-                dtype=self._dtype,
-                folder=self._folder,
-            )
-        _check_alike(self._ring, tensors)
+            length, dtype, folder = self.windows[-1], self._dtype, self._folder
+            self._ring = TensorRing(tensors, length, dtype=dtype, folder=folder)
+        missing = [path for path in self._ring.names if path not in tensors]
+        new = [path for path in tensors if path not in self._ring.names]
+        check(not missing, f"{', '.join(missing)} was in the first value and is now missing.")
+        check(not new, f"{', '.join(new)} was not in the first value.")
         self._ring.push(tensors)
         self._newest = arrays
 
@@ -167,12 +162,3 @@ def _like(leaf: Any, mean: Tensor) -> Any:
         return array[()]
     namespace = leaf.__array_namespace__() if hasattr(leaf, "__array_namespace__") else np
     return namespace.asarray(array)
-
-
-def _check_alike(ring: TensorRing, tensors: Mapping[str, Tensor]) -> None:
-    if list(tensors) == ring.names:
-        return
-    missing = [path for path in ring.names if path not in tensors]
-    new = [path for path in tensors if path not in ring.names]
-    check(not missing, f"{', '.join(missing)} was in the first value and is now missing.")
-    check(not new, f"{', '.join(new)} was not in the first value.")
