@@ -5,8 +5,6 @@ next group is read.  So memory does not grow with the model, and at most one fil
 In .npz files, tensors are read and summed whole, since they may be compressed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from wima.core.errors import check, check_count, check_range
-from wima.model_files.read import Checkpoint, open_checkpoint
-from wima.model_files.tensors import Array, Spec, decode, encode
-from wima.model_files.write import Content, check_ending, in_file_order, write
+from wima.model_files.read import open_checkpoint
+from wima.model_files.tensors import STORED, Array, Spec, decode, encode
+from wima.model_files.write import check_ending, write
 
 PIECE = 2**18  # numbers read at once: they fit into a processor's cache
 GROUP = 2**22  # numbers summed at a time: 32 MB in float64
@@ -114,16 +112,6 @@ class Piece(NamedTuple):
     end: int
 
 
-class AveragePlan(NamedTuple):
-    """What is averaged, and how."""
-
-    files: list[Path]  # those averaged, oldest first
-    rule: Rule
-    tensors: dict[str, Spec]  # of every file, in the order in which they are written
-    averaged: set[str]  # for the others, the newest values are used
-    key: str | None
-
-
 def average_files(
     files: Sequence[str | Path],
     out: str | Path,
@@ -141,16 +129,6 @@ def average_files(
 
     key: of the weights in PyTorch files.
     progress: called with the completed share.
-
-    Examples:
-        >>> import torch, wima
-        >>> from safetensors.torch import load_file, save_file
-        >>> for step in (1, 2, 3):
-        ...     save_file({"w": torch.full((2,), float(step))}, f"step-{step}.safetensors")
-        >>> files = ["step-1.safetensors", "step-2.safetensors", "step-3.safetensors"]
-        >>> averaged = wima.average_files(files, "mean.safetensors")
-        >>> load_file("mean.safetensors")["w"]
-        tensor([2., 2.])
     """
     out, given, rule = Path(out), [Path(file) for file in files], rule or Window()
     check_ending(out)
@@ -159,22 +137,22 @@ def average_files(
     check(not twice, f"--out {out} is one of the checkpoints; choose a different name.")
     used = list(rule.newest(given))
     tensors, metadata = _common(used, key)
-    averaged = {n for n, spec in tensors.items() if spec.floating and _matches(n, part)}
+    matching = {n for n in tensors if not part or any(fnmatchcase(n, p) for p in part)}
+    averaged = {name for name in matching if tensors[name].floating}
     check(bool(averaged) or not part, f"--part {' '.join(part)} matches no tensor of {used[-1]}.")
-    pieces = _average(AveragePlan(used, rule, tensors, averaged, key), progress)
+    pieces = _average(used, rule, tensors, averaged, key, progress)
     about = f"{rule.name}: {len(used)} files, {used[0].name} to {used[-1].name}"
-    write(out, Content(tensors, {**metadata, "wima": about}, pieces, used[-1], key), force)
+    metadata["wima"] = about
+    write(out, tensors, pieces, metadata=metadata, like=used[-1], key=key, force=force)
     return Averaged(used, len(tensors), sum(spec.numel for spec in tensors.values()))
-
-
-def _matches(name: str, part: Sequence[str]) -> bool:
-    return not part or any(fnmatchcase(name, pattern) for pattern in part)
 
 
 def _common(files: Sequence[Path], key: str | None) -> tuple[dict[str, Spec], dict[str, str]]:
     """The tensors, which must be the same in all files, and the metadata of the newest."""
     with closing(open_checkpoint(files[-1], key)) as newest:
-        tensors, metadata = in_file_order(newest.tensors), dict(newest.metadata)
+        # Wide dtypes first, as in safetensors, so that all numbers in the file are aligned.
+        order = sorted(newest.tensors.items(), key=lambda t: (-STORED[t[1].dtype].itemsize, t[0]))
+        tensors, metadata = dict(order), dict(newest.metadata)
     check(bool(tensors), f"{files[-1]} holds no tensors.")
     for file in files[:-1]:
         with closing(open_checkpoint(file, key)) as checkpoint:
@@ -216,33 +194,35 @@ def _groups(tensors: Mapping[str, Spec], whole: bool) -> Iterator[list[Piece]]:
         yield group
 
 
-def _average(plan: AveragePlan, progress: Callable[[float], None]) -> Iterator[Array]:
-    """The numbers of all tensors as they are stored, piece by piece."""
-    whole = any(file.suffix.lower() == ".npz" for file in plan.files)
-    groups = list(_groups(plan.tensors, whole))
+def _average(
+    files: Sequence[Path],
+    rule: Rule,
+    tensors: Mapping[str, Spec],
+    averaged: set[str],
+    key: str | None,
+    progress: Callable[[float], None],
+) -> Iterator[Array]:
+    """The numbers of all tensors as they are stored, piece by piece.
+
+    Those of tensors that are not in `averaged` are the newest.
+    """
+    groups = list(_groups(tensors, whole=any(file.suffix.lower() == ".npz" for file in files)))
     for done, group in enumerate(groups):
-        averaged = [piece for piece in group if piece.name in plan.averaged]
-        totals = {p: plan.tensors[p.name].zeros(p.end - p.begin) for p in averaged}
-        for seen, file in enumerate(plan.files):
-            with closing(open_checkpoint(file, plan.key)) as checkpoint:
-                _add(plan, checkpoint, totals, seen)
-            progress((done + (seen + 1) / len(plan.files)) / len(groups))
-        with closing(open_checkpoint(plan.files[-1], plan.key)) as newest:
-            for piece in group:
-                total = totals.get(piece)
-                yield newest.read(*piece) if total is None else _value(plan, piece, total)
-
-
-def _add(
-    plan: AveragePlan, checkpoint: Checkpoint, totals: Mapping[Piece, Array], seen: int
-) -> None:
-    with np.errstate(all="ignore"):  # infinities and NaN are kept, as in the training loop
-        for piece, total in totals.items():
-            x = decode(checkpoint.read(*piece), plan.tensors[piece.name].dtype)
-            plan.rule.add(total, x, seen)
-
-
-def _value(plan: AveragePlan, piece: Piece, total: Array) -> Array:
-    with np.errstate(all="ignore"):
-        value = plan.rule.value(total, len(plan.files))
-        return encode(value, plan.tensors[piece.name].dtype)
+        totals = {p: tensors[p.name].zeros(p.end - p.begin) for p in group if p.name in averaged}
+        newest: dict[Piece, Array] = {}
+        for seen, file in enumerate(files):
+            # Infinities and NaN are kept, as in the training loop.
+            with closing(open_checkpoint(file, key)) as checkpoint, np.errstate(all="ignore"):
+                for piece, total in totals.items():
+                    x = decode(checkpoint.read(*piece), tensors[piece.name].dtype)
+                    rule.add(total, x, seen)
+                if file == files[-1]:
+                    newest = {p: checkpoint.read(*p) for p in group if p not in totals}
+            progress((done + (seen + 1) / len(files)) / len(groups))
+        for piece in group:
+            numbers = newest.get(piece)
+            if numbers is None:
+                with np.errstate(all="ignore"):
+                    value = rule.value(totals.pop(piece), len(files))
+                    numbers = encode(value, tensors[piece.name].dtype)
+            yield numbers
