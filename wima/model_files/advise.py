@@ -9,8 +9,6 @@ neighbouring end points may be correlated: with 30 or more end points, intervals
 account for that, as in reports; with fewer, gains are treated as independent.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shlex
@@ -33,7 +31,6 @@ from wima.model_files.read import INDEX
 T = TypeVar("T")
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 
-HOLE = "{}"
 ALONE = ""  # the key of an unnamed number
 MODULE = "wima_evaluation"  # the user's script in sys.modules
 PRINT = 'Print the number, or {"accuracy": 0.93}, as the last line.'
@@ -111,8 +108,9 @@ def advise(
                 if same not in measured:
                     ending = ".safetensors" if used[-1].suffix == INDEX else used[-1].suffix
                     candidate = Path(folder) / f"{used[-1].stem}{ending}"
-                    average_files(used, candidate, rule, key=key, force=True)
+                    average_files(used, candidate, rule, key=key)
                     measured[same] = evaluate(candidate)
+                    candidate.unlink(missing_ok=True)
                 values[rule].append(measured[same])
                 progress((done + (n + 1) / len(rules)) / len(ends))
     return compare(values, minimize)
@@ -152,9 +150,9 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     if best.gain <= best.margin:
         noise = "That is within the noise, so there is no evidence that averaging helps here."
         return [summary, f"{noise} More end points give a narrower interval: --ends {2 * ends}."]
-    differences = {row.rule.name: np.array(best.values) - row.values for row in rows[1:]}
-    del differences[best.rule.name]
-    equal = [name for name, d in differences.items() if abs(d.mean()) <= _margin(d)]
+    others = [row for row in rows[1:] if row is not best]
+    gaps = {row.rule.name: np.array(best.values) - row.values for row in others}
+    equal = [name for name, gap in gaps.items() if abs(gap.mean()) <= _margin(gap)]
     close = f"Indistinguishable from the best with these end points: {', '.join(equal)}."
     helps = f"Averaging helps here: wima average {best.rule.option}."
     return [summary, helps, *([close] if equal else [])]
@@ -208,11 +206,11 @@ def _source(text: str) -> Callable[[Path], dict[str, float]]:
     if len(words) == 1 and words[0].endswith(".py"):
         return _function(Path(words[0]))
     check(
-        any(HOLE in word for word in words),
+        any("{}" in word for word in words),
         "--eval must be a Python file that defines evaluate(path), or a command with {} for the "
         f"file name, for example 'python evaluate.py {{}}'; got {text!r}.",
     )
-    return lambda file: _printed([word.replace(HOLE, str(file)) for word in words])
+    return lambda file: _printed([word.replace("{}", str(file)) for word in words])
 
 
 def _function(script: Path) -> Callable[[Path], dict[str, float]]:

@@ -1,11 +1,14 @@
-"""The mean of saved checkpoints, computed piece by piece.
+"""The mean of saved checkpoints, computed and written piece by piece.
 
 A group of pieces is read from every file, oldest first, summed in float64 and written, before the
 next group is read.  So memory does not grow with the model, and at most one file is open at a time.
 In .npz files, tensors are read and summed whole, since they may be compressed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,12 +18,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from wima.core.errors import check, check_count, check_range
-from wima.model_files.read import open_checkpoint
-from wima.model_files.tensors import STORED, Array, Spec, decode, encode
-from wima.model_files.write import check_ending, write
+from wima.model_files.read import ENDINGS, TORCH, open_checkpoint
+from wima.model_files.tensors import FLOATING, STORED, Array, Spec, decode, encode
+from wima.storage.files import new_file
 
 PIECE = 2**18  # numbers read at once: they fit into a processor's cache
 GROUP = 2**22  # numbers summed at a time: 32 MB in float64
+# Paths that lead out of the folder in which an archive is unpacked.
+OUTSIDE = re.compile(r"^$|^[/\\]|^[A-Za-z]:[/\\]|(^|[/\\])\.\.([/\\]|$)")
 
 
 @dataclass(frozen=True)
@@ -131,20 +136,39 @@ def average_files(
     progress: called with the completed share.
     """
     out, given, rule = Path(out), [Path(file) for file in files], rule or Window()
-    check_ending(out)
+    ending = out.suffix.lower()
+    wanted = f"--out {out}: expected a name that ends in {', '.join(ENDINGS)}."
+    check(ending in ENDINGS, wanted)
     check(len(given) > 0, "Expected at least one checkpoint, got none.")
     twice = out.resolve() in {file.resolve() for file in given}
     check(not twice, f"--out {out} is one of the checkpoints; choose a different name.")
     used = list(rule.newest(given))
     tensors, metadata = _common(used, key)
+    for name, spec in tensors.items():
+        _check_storable(out, name, spec)
     matching = {n for n in tensors if not part or any(fnmatchcase(n, p) for p in part)}
-    averaged = {name for name in matching if tensors[name].floating}
+    averaged = {name for name in matching if tensors[name].dtype in FLOATING}
     check(bool(averaged) or not part, f"--part {' '.join(part)} matches no tensor of {used[-1]}.")
     pieces = _average(used, rule, tensors, averaged, key, progress)
-    about = f"{rule.name}: {len(used)} files, {used[0].name} to {used[-1].name}"
-    metadata["wima"] = about
-    write(out, tensors, pieces, metadata=metadata, like=used[-1], key=key, force=force)
+    metadata["wima"] = f"{rule.name}: {len(used)} files, {used[0].name} to {used[-1].name}"
+    with new_file(out, force) as path:
+        if ending == ".safetensors":
+            _write_safetensors(path, tensors, pieces, metadata)
+        elif ending == ".npz":
+            _write_npz(path, tensors, pieces)
+        else:
+            _write_torch(path, tensors, pieces, used[-1], key)
     return Averaged(used, len(tensors), sum(spec.numel for spec in tensors.values()))
+
+
+def _check_storable(out: Path, name: str, spec: Spec) -> None:
+    """Refuse what the format cannot store, and names that would unpack outside of the folder."""
+    clean = name.isprintable() and name != "__metadata__"
+    if out.suffix.lower() == ".npz":
+        clean = clean and not OUTSIDE.search(name)
+        brain = f".npz cannot store {name!r}, which is bfloat16; use another format."
+        check(spec.dtype != "BF16", brain)
+    check(clean, f"--out {out}: the tensor name {name!r:.80} cannot be written; rename it.")
 
 
 def _common(files: Sequence[Path], key: str | None) -> tuple[dict[str, Spec], dict[str, str]]:
@@ -152,26 +176,21 @@ def _common(files: Sequence[Path], key: str | None) -> tuple[dict[str, Spec], di
     with closing(open_checkpoint(files[-1], key)) as newest:
         # Wide dtypes first, as in safetensors, so that all numbers in the file are aligned.
         order = sorted(newest.tensors.items(), key=lambda t: (-STORED[t[1].dtype].itemsize, t[0]))
-        tensors, metadata = dict(order), dict(newest.metadata)
-    check(bool(tensors), f"{files[-1]} holds no tensors.")
+        expected, metadata = dict(order), dict(newest.metadata)
+    check(bool(expected), f"{files[-1]} holds no tensors.")
+    there, same = files[-1], "expected checkpoints of the same model."
     for file in files[:-1]:
         with closing(open_checkpoint(file, key)) as checkpoint:
-            _compare(file, checkpoint.tensors, files[-1], tensors)
-    return tensors, metadata
-
-
-def _compare(
-    file: Path, tensors: Mapping[str, Spec], newest: Path, expected: Mapping[str, Spec]
-) -> None:
-    """Raise `UsageError` unless a file has the same tensors as the newest one."""
-    same = "expected checkpoints of the same model."
-    lacks, has = _some(set(expected) - set(tensors)), _some(set(tensors) - set(expected))
-    check(not lacks, f"{file} lacks {lacks}, which {newest} has; {same}")
-    check(not has, f"{file} has {has}, which {newest} lacks; {same}")
-    for name, spec in tensors.items():
-        for what, got, there in zip(Spec._fields, spec, expected[name], strict=True):
-            message = f"{file}: tensor {name!r} has {what} {got}, but {there} in {newest}; {same}"
-            check(got == there, message)
+            tensors = checkpoint.tensors
+        lacks = _some(expected.keys() - tensors.keys())
+        has = _some(tensors.keys() - expected.keys())
+        check(not lacks, f"{file} lacks {lacks}, which {there} has; {same}")
+        check(not has, f"{file} has {has}, which {there} lacks; {same}")
+        for name, spec in tensors.items():
+            for what, got, wanted in zip(Spec._fields, spec, expected[name], strict=True):
+                but = f"but {wanted} in {there}; {same}"
+                check(got == wanted, f"{file}: tensor {name!r} has {what} {got}, {but}")
+    return expected, metadata
 
 
 def _some(names: set[str]) -> str:
@@ -226,3 +245,69 @@ def _average(
                     value = rule.value(totals.pop(piece), len(files))
                     numbers = encode(value, tensors[piece.name].dtype)
             yield numbers
+
+
+def _write_safetensors(
+    path: Path, tensors: Mapping[str, Spec], pieces: Iterable[Array], metadata: Mapping[str, str]
+) -> None:
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, spec in tensors.items():
+        begin, end = end, end + spec.nbytes
+        about = {"dtype": spec.dtype, "shape": list(spec.shape)}
+        header[name] = {**about, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for numbers in pieces:
+            file.write(numbers.data)
+
+
+def _write_npz(path: Path, tensors: Mapping[str, Spec], pieces: Iterable[Array]) -> None:
+    numbers = iter(pieces)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, spec in tensors.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+                dtype = np.lib.format.dtype_to_descr(STORED[spec.dtype])
+                about = {"descr": dtype, "fortran_order": False, "shape": spec.shape}
+                np.lib.format.write_array_header_1_0(file, about)
+                written = 0
+                while written < spec.numel:
+                    piece = next(numbers)
+                    file.write(piece.data)
+                    written += len(piece)
+
+
+def _write_torch(
+    path: Path, tensors: Mapping[str, Spec], pieces: Iterable[Array], like: Path, key: str | None
+) -> None:
+    """Write the numbers to a file and map it, since torch.save needs all tensors at once.
+
+    like: everything except the weights, which are at `key`, is copied from it if it is PyTorch's.
+    """
+    import torch
+
+    from wima.model_files.torchfile import replaced
+
+    numbers = path.with_name(f"{path.name}.numbers")
+    try:
+        with numbers.open("wb") as file:
+            for piece in pieces:
+                file.write(piece.data)
+        size = numbers.stat().st_size
+        data = np.asarray(np.memmap(numbers, np.uint8, "c")) if size else np.zeros(0, np.uint8)
+        views, begin = {}, 0
+        for name, spec in tensors.items():
+            view = data[begin : begin + spec.nbytes].view(STORED[spec.dtype])
+            # An empty tensor must not share memory with the next one: torch.save may refuse that.
+            tensor = torch.from_numpy(view if spec.numel else view.copy())
+            tensor = tensor.view(torch.bfloat16) if spec.dtype == "BF16" else tensor
+            views[name] = tensor.reshape(spec.shape)
+            begin += spec.nbytes
+        copied = like.suffix.lower() in TORCH
+        torch.save(replaced(like, key, views) if copied else views, path)
+    except RuntimeError as error:  # from torch's writer if the disk is full
+        raise OSError(str(error).partition("\n")[0]) from error
+    finally:
+        numbers.unlink(missing_ok=True)

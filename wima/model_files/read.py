@@ -8,8 +8,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from wima.model_files.tensors import (
     BY_NUMPY,
     STORED,
     Array,
+    Checkpoint,
     Spec,
     check_dtype,
     open_archive,
@@ -36,7 +36,7 @@ ENDINGS = (".safetensors", ".npz", *TORCH)
 KNOWN = f".safetensors, .npz, {', '.join(TORCH)}, or an index such as model.safetensors.index.json"
 SUM = "about"  # key in the metadata of snapshots that version 0.1.0 wrote: sums of models
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
-HEADERS = {1: npy.read_array_header_1_0, 2: npy.read_array_header_2_0}  # of .npy files
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # of .npy files
 IN_FOLDER = (
     "model.safetensors.index.json",
     "pytorch_model.bin.index.json",
@@ -105,20 +105,6 @@ def _files(path: Path) -> list[Path]:
     return models[:1] or [file for file in files if not file.name.startswith(".")]
 
 
-class Checkpoint:
-    """A file whose tensors can be read in part."""
-
-    tensors: Mapping[str, Spec]
-    metadata: Mapping[str, str]
-
-    def read(self, name: str, begin: int, end: int) -> Array:
-        """The numbers begin ... end - 1 of a tensor in row-major order, as stored."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Close what is open."""
-
-
 class SafetensorsFile(Checkpoint):
     """The tensors of a .safetensors file; safetensors checks its header."""
 
@@ -135,12 +121,11 @@ class SafetensorsFile(Checkpoint):
                 pass  # it raises if the header does not match the file
         self.metadata = header.pop("__metadata__", {})
         self._models = _summed(path, self.metadata[SUM]) if SUM in self.metadata else 1
+        self.tensors, self._begin = {}, {}
         for name, about in header.items():
             check_dtype(path, name, about["dtype"], about["dtype"] in STORED)
-        self.tensors = {
-            n: Spec(about["dtype"], tuple(about["shape"])) for n, about in header.items()
-        }
-        self._begin = {name: 8 + size + about["data_offsets"][0] for name, about in header.items()}
+            self.tensors[name] = Spec(about["dtype"], tuple(about["shape"]))
+            self._begin[name] = 8 + size + about["data_offsets"][0]
 
     def read(self, name: str, begin: int, end: int) -> Array:
         stored = STORED[self.tensors[name].dtype]
@@ -171,10 +156,10 @@ class NpzFile(Checkpoint):
     def _spec(self, name: str) -> Spec:
         """From the header of an array, whose size must be that of the member."""
         member = self._members[name]
-        with self._reading(name), self._archive.open(member) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            version, _ = npy.read_magic(file)
-            shape, _, dtype = HEADERS[version](file)
+        with reading(self.path, f"array {name!r:.80}: "), self._archive.open(member) as file:
+            with warnings.catch_warnings():  # about headers that Python 2 wrote
+                warnings.simplefilter("ignore")
+                shape, _, dtype = HEADERS[npy.read_magic(file)](file)
             native = dtype.newbyteorder("=")
             check_dtype(self.path, name, str(dtype), native in BY_NUMPY)
             # numpy and torch count bytes in 64 bits, also if one of the dimensions is 0.
@@ -184,11 +169,8 @@ class NpzFile(Checkpoint):
                 raise ValueError(f"it declares shape {shape} of {dtype}, but has {size}")
         return Spec(BY_NUMPY[native], shape)
 
-    def _reading(self, name: str) -> AbstractContextManager[None]:
-        return reading(self.path, f"array {name!r:.80}: ")
-
     def read(self, name: str, begin: int, end: int) -> Array:
-        with self._reading(name):
+        with reading(self.path, f"array {name!r:.80}: "):
             if self._last is None or self._last[0] != name:
                 with self._archive.open(self._members[name]) as file:
                     self._last = name, npy.read_array(file, allow_pickle=False)

@@ -1,7 +1,7 @@
-"""Tensors in files: dtype and shape, conversion to float64 and back, and errors in reading."""
+"""Tensors in files: dtype and shape, conversion to float64 and back, and what all readers share."""
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -16,25 +16,13 @@ from wima.storage.files import check_file
 Array: TypeAlias = NDArray[Any]
 
 UNPACKED, RATIO = 2**28, 100  # unpacked size limit: this many bytes, or RATIO times the file size
-# Dtypes have their safetensors names.  NumPy has no bfloat16: its bits are read as uint16.
-STORED: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(np.uint16),
-    "C64": np.dtype(np.complex64),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U64": np.dtype(np.uint64),
-    "U32": np.dtype(np.uint32),
-    "U16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
+# Dtypes have their safetensors names: F32 is NumPy's f4.
+CODES = ("F64", "F32", "F16", "C64", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
+STORED = {code: np.dtype(f"{code[0].lower()}{int(code[1:]) // 8}") for code in CODES}
+# NumPy has no bfloat16: its bits are read as uint16.
+STORED |= {"BF16": np.dtype(np.uint16), "BOOL": np.dtype(np.bool_)}
 BY_NUMPY = {stored: dtype for dtype, stored in STORED.items() if dtype != "BF16"}
-FLOATING = ("F64", "F32", "F16", "BF16", "C64")
+FLOATING = ("F64", "F32", "F16", "BF16", "C64")  # what can be averaged
 
 
 class Spec(NamedTuple):
@@ -50,11 +38,6 @@ class Spec(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.numel * STORED[self.dtype].itemsize
-
-    @property
-    def floating(self) -> bool:
-        """Whether it can be averaged; integers and bools cannot."""
-        return self.dtype in FLOATING
 
     def zeros(self, count: int) -> Array:
         """An accumulator for `count` numbers of this dtype."""
@@ -126,3 +109,17 @@ def open_archive(path: Path) -> zipfile.ZipFile:
         check(known, f"{path} is damaged: {member.filename!r:.80} cannot be unpacked.")
     check_unpacked(path, sum(member.file_size for member in archive.infolist()))
     return archive
+
+
+class Checkpoint:
+    """A file whose tensors can be read in part."""
+
+    tensors: Mapping[str, Spec]
+    metadata: Mapping[str, str]
+
+    def read(self, name: str, begin: int, end: int) -> Array:
+        """The numbers begin ... end - 1 of a tensor in row-major order, as stored."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close what is open."""

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from wima.core.errors import UsageError, check
-from wima.model_files.read import Checkpoint
 from wima.model_files.tensors import (
     BY_NUMPY,
     STORED,
     Array,
+    Checkpoint,
     Spec,
     check_dtype,
     check_unpacked,
