@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +111,7 @@ def open_archive(path: Path) -> zipfile.ZipFile:
     return archive
 
 
-class Checkpoint:
+class Checkpoint(Protocol):
     """A file whose tensors can be read in part."""
 
     tensors: Mapping[str, Spec]
@@ -119,7 +119,7 @@ class Checkpoint:
 
     def read(self, name: str, begin: int, end: int) -> Array:
         """The numbers begin ... end - 1 of a tensor in row-major order, as stored."""
-        raise NotImplementedError
+        ...
 
     def close(self) -> None:
         """Close what is open."""

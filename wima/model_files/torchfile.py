@@ -18,7 +18,6 @@ from wima.model_files.tensors import (
     BY_NUMPY,
     STORED,
     Array,
-    Checkpoint,
     Spec,
     check_dtype,
     check_unpacked,
@@ -33,12 +32,12 @@ DTYPES[torch.bfloat16] = "BF16"
 USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
 
 
-class TorchFile(Checkpoint):
+class TorchFile:
     """The weights in a file written by `torch.save`, memory-mapped."""
 
     def __init__(self, path: Path, key: str | None = None) -> None:
         self.path = path
-        self.metadata = {"format": "pt"}
+        self.metadata: Mapping[str, str] = {"format": "pt"}
         content = load(path)
         weights = _at(content, where(path, content, key))
         self._weights = {n: value for n, value in weights.items() if isinstance(value, Tensor)}
@@ -48,7 +47,7 @@ class TorchFile(Checkpoint):
             check_dtype(path, name, f"{tensor.dtype}, {tensor.layout}", _is_plain(tensor))
         # A tensor with stride 0 repeats its numbers and may have any size.
         check_unpacked(path, sum(tensor.nbytes for tensor in self._weights.values()))
-        self.tensors = {
+        self.tensors: Mapping[str, Spec] = {
             n: Spec(DTYPES[tensor.dtype], tuple(tensor.shape))
             for n, tensor in self._weights.items()
         }
