@@ -3,8 +3,6 @@
 Both kinds have `state` and `load_state` for state dicts, and `save` and `load` for folders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
@@ -100,7 +98,11 @@ class TensorRing(PastValues):
         self._check_same(tensors)
         for kind, layout in self._layouts.items():
             row, device = self._rings[kind].place(), tensors[next(iter(layout.slices))].device
-            place = row if device == row.device else self._stage(kind, row, device)
+            place = row
+            if device != row.device:  # a vector there makes a single transfer of all tensors
+                if (kind, device) not in self._stages:
+                    self._stages[kind, device] = torch.empty_like(row, device=device)
+                place = self._stages[kind, device]
             for name in layout.slices:
                 layout.view(place, name).copy_(tensors[name])
             if place is not row:
@@ -108,12 +110,6 @@ class TensorRing(PastValues):
         for ring in self._rings.values():
             ring.advance()
         self.count += 1
-
-    def _stage(self, kind: torch.dtype, row: Tensor, device: torch.device) -> Tensor:
-        """A vector on the tensors' device, so that there is a single transfer for all tensors."""
-        if (kind, device) not in self._stages:
-            self._stages[kind, device] = torch.empty_like(row, device=device)
-        return self._stages[kind, device]
 
     @torch.no_grad()
     def mean(self, window: int | None = None) -> dict[str, Tensor]:

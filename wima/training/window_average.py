@@ -1,7 +1,5 @@
 """The window average in any training loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -53,19 +51,6 @@ class WindowAverage:
     dtype: the dtype in which past models are stored, such as torch.bfloat16.
     folder: store them in a file there instead of in memory.
     device: where they are stored.
-
-    Examples:
-        >>> import torch, wima
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> average = wima.WindowAverage(model, window=2)
-        >>> for value in (1.0, 2.0, 4.0):  # in place of training steps
-        ...     _ = torch.nn.init.constant_(model.weight, value)
-        ...     average.update()
-        >>> with average.applied():
-        ...     model.weight.item()  # the mean of the last two
-        3.0
-        >>> model.weight.item()
-        4.0
     """
 
     def __init__(
@@ -89,10 +74,8 @@ class WindowAverage:
         self._owners = _choose(self._module, parts, use_buffers)
         self._past: TensorRing | TensorSums
         if self.windows:
-            path, length = Path(folder) if folder else None, self.windows[-1]
-            self._past = TensorRing(
-                self._tensors(), length, device=device, dtype=dtype, folder=path
-            )
+            kept: dict[str, Any] = {"dtype": dtype, "folder": Path(folder) if folder else None}
+            self._past = TensorRing(self._tensors(), self.windows[-1], device=device, **kept)
         else:
             extra = [name for name, value in (("dtype", dtype), ("folder", folder)) if value]
             memory = "window='auto' keeps float64 sums in memory instead of models"
