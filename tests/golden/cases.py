@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from wima.core.errors import RunError, UsageError
-from wima.runs.launch import launch
+from wima.runs.launch import NoProgress, launch
 from wima.runs.settings import make_settings
 
 HERE = Path(__file__).parent
@@ -94,7 +94,9 @@ def settings_of(algorithm: str, variant: str, engine: str) -> Any:
 def run(algorithm: str, variant: str, engine: str, folder: Path) -> dict[str, str]:
     """The checksums of a run's records and models, or the error that refuses it."""
     try:
-        launch(settings_of(algorithm, variant, engine), folder, Quiet, report=lambda line: None)
+        launch(
+            settings_of(algorithm, variant, engine), folder, NoProgress, report=lambda line: None
+        )
     except (UsageError, RunError) as error:
         return {"error": str(error)}
     models = hashlib.sha256()
@@ -102,19 +104,6 @@ def run(algorithm: str, variant: str, engine: str, folder: Path) -> dict[str, st
         models.update(file.name.encode() + file.read_bytes())
     records = hashlib.sha256((folder / "records.jsonl").read_bytes())
     return {"records": records.hexdigest()[:16], "models": models.hexdigest()[:16]}
-
-
-class Quiet:
-    """Shows no progress."""
-
-    def __init__(self, rounds: int, done: int = 0) -> None: ...
-
-    def __enter__(self) -> Quiet:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def update(self, record: object) -> None: ...
 
 
 def every_case() -> Iterator[tuple[str, str]]:
@@ -176,7 +165,7 @@ def stopped_settings(name: str) -> Any:
     return make_settings({**LONG, **STOPPED[name], "engine": "serial"})
 
 
-class Stop(Quiet):
+class Stop(NoProgress):
     """Interrupts a run after 14 rounds."""
 
     def update(self, record: Any) -> None:

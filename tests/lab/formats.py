@@ -32,21 +32,10 @@ class Format(NamedTuple):
 
 
 def _run(folder: Path) -> None:
-    from wima.runs.launch import launch
+    from wima.runs.launch import NoProgress, launch
     from wima.runs.settings import make_settings
 
-    launch(make_settings(SMALL), folder / "run", progress=_Quiet)
-
-
-class _Quiet:
-    def __init__(self, rounds: int, done: int) -> None: ...
-
-    def __enter__(self) -> _Quiet:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def update(self, record: object) -> None: ...
+    launch(make_settings(SMALL), folder / "run", progress=NoProgress)
 
 
 def _read_run(folder: Path) -> None:
