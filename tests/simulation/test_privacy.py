@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from functools import cache
 from itertools import combinations, product
-from math import exp, inf, isclose, log, nan, sqrt
+from math import comb, exp, inf, isclose, log, nan, sqrt
+from statistics import NormalDist
 from types import SimpleNamespace
 
 import numpy as np
@@ -327,6 +328,26 @@ def test_one_round_over_all_cohorts_of_a_few_clients_keeps_the_claim(kind, delta
             assert reached <= delta * (1 + 1e-3)
             largest = max(largest, reached)
     assert largest > 0.97 * delta or claimed == 0
+
+
+@pytest.mark.parametrize(("algorithm", "kind"), [*product(PRIVATE, ["poisson", "uniform"])])
+def test_clients_that_remember_do_not_hide_who_took_part_in_fixed_cohorts(algorithm, kind):
+    """Then a client costs what it would alone in the rounds that it takes part in: a binomial."""
+    privacy, rounds, chance = Gaussian(clip=1, noise=4.0), 200, 0.1
+    task = SimpleNamespace(data=SimpleNamespace(num_clients=100), trained=None, layout=None)
+    run = RunOptions(rounds=rounds, clients_per_round=10, weighting="uniform")
+    claimed = accountant_of(privacy, task, BY_NAME[algorithm](), run, kind).epsilon(rounds)
+    hidden = PrivacyAccountant(privacy, Sampling(kind, 10, 100), rounds).epsilon(rounds)
+    if algorithm != "adabest" or kind == "poisson":
+        assert claimed == hidden
+        return
+    normal, delta = NormalDist(), 0.0
+    for visits in range(1, rounds + 1):
+        mu = 2 / 4.0 * sqrt(visits)  # Balle and Wang 2018, Theorem 8
+        above, below = (normal.cdf(sign * mu / 2 - claimed / mu) for sign in (1, -1))
+        share = comb(rounds, visits) * chance**visits * (1 - chance) ** (rounds - visits)
+        delta += share * (above - exp(claimed) * below)
+    assert claimed > hidden and 0.9e-5 < delta < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["poisson", "uniform"])

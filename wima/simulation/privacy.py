@@ -135,8 +135,8 @@ class PrivateSum:
         privacy = self._privacy
         if privacy.quantile is None:
             return self._clip
-        # The number of clients is private, so the mean of the shifted entries is estimated with m.
-        within = (self._count + noise) / self._cohort + 1 / 2
+        # sum(b - 1/2) / m + 1/2: how many clients took part is private, so m stands for them.
+        within = (self._count + self._cohort / 2 + noise) / self._cohort
         least, most = (log(clip / self._clip) for clip in CLIPS)
         change = -privacy.rate * (within - privacy.quantile)
         return self._clip * exp(min(max(change, least), most))
@@ -174,11 +174,14 @@ class Sampling(NamedTuple):
     one has one client more, which changes the sum by at most clip.
     uniform: cohorts of a fixed size without replacement; neighbours differ in one client, which
     changes the sum by at most 2 clip.
+    hidden: whether who took part stays hidden.  With clients that remember, later updates depend on
+    who took part.  In Poisson cohorts, that says nothing about one client, in others it does.
     """
 
     kind: Literal["poisson", "uniform"]
     cohort: int
     clients: int
+    hidden: bool = True
 
     @property
     def reach(self) -> int:
@@ -197,8 +200,14 @@ class Sampling(NamedTuple):
         loss is that of one order above 0 and of the other below 0, so that it bounds both: Balle,
         Barthe and Gaboardi 2018, *Privacy Amplification by Subsampling*, and Zhu, Dong and Wang
         2022, *Optimal Accounting of Differential Privacy via Characteristic Function*.
+        not hidden: no loss in rounds without the client, and that of all clients' sum in others.
         """
         chance = self.cohort / self.clients
+        if not self.hidden:
+            p, _, above, _ = sampled_gaussian(self.distance(noise), 1.0, step, half)
+            p *= chance
+            p[half] += 1 - chance
+            return [Loss(p, step, above * chance)]
         p, q, above, below = sampled_gaussian(self.distance(noise), chance, step, half)
         if self.kind == "poisson":
             return [Loss(p, step, above), Loss(q[::-1], step, below)]
@@ -330,7 +339,8 @@ class PrivacyAccountant:
             return
         # The coarse grid ends where the loss of one round does, the fine one where their sum does.
         # A normal number exceeds x with at most the chance exp(-x^2 / 2).
-        distance, chance = sampling.distance(noise), sampling.cohort / sampling.clients
+        distance = sampling.distance(noise)
+        chance = sampling.cohort / sampling.clients if sampling.hidden else 1.0
         x = distance + sqrt(2 * (log(rounds) - log(spare)))
         with np.errstate(divide="ignore"):
             logs = np.log1p(-chance), log(chance) + distance * (x - distance / 2)
@@ -366,7 +376,7 @@ class PrivacyAccountant:
 
     def in_words(self, rounds: int) -> str:
         """The guarantee after these rounds."""
-        kind, cohort, clients = self.sampling
+        kind, cohort, clients, _ = self.sampling
         return (
             f"Privacy: epsilon = {self.epsilon(rounds):.4g} at delta = {self.privacy.delta:g} for "
             f"{RELATIONS[kind]}, after {rounds} rounds with noise {self.privacy.noise:g} and "
@@ -381,11 +391,18 @@ def accountant_of(
     _check_possible(task, algorithm, run, cohorts)
     assert not callable(cohorts)
     kind: Literal["poisson", "uniform"] = "poisson" if cohorts == "poisson" else "uniform"
-    sampling = Sampling(kind, run.clients_per_round, task.data.num_clients)
+    hidden = kind == "poisson" or not remembers(algorithm)
+    sampling = Sampling(kind, run.clients_per_round, task.data.num_clients, hidden)
     if privacy.epsilon is not None:
         noise = least_noise(privacy.epsilon, privacy.delta, sampling, run.rounds)
         privacy = replace(privacy, noise=noise, epsilon=None)
     return PrivacyAccountant(privacy, sampling, run.rounds)
+
+
+def remembers(algorithm: Algorithm) -> bool:
+    """Whether clients may have memory, so that an update may depend on the rounds before."""
+    mine, hooks = type(algorithm), ("client_init", "client_finish")
+    return any(getattr(mine, hook) is not getattr(Algorithm, hook) for hook in hooks)
 
 
 def least_noise(epsilon: float, delta: float, sampling: Sampling, rounds: int) -> float:
