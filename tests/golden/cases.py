@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from wima.core.errors import RunError, UsageError
@@ -102,8 +103,29 @@ def run(algorithm: str, variant: str, engine: str, folder: Path) -> dict[str, st
     models = hashlib.sha256()
     for file in sorted((folder / "models").iterdir()):
         models.update(file.name.encode() + file.read_bytes())
-    records = hashlib.sha256((folder / "records.jsonl").read_bytes())
+    records = hashlib.sha256(with_earlier_epsilon((folder / "records.jsonl").read_bytes()))
     return {"records": records.hexdigest()[:16], "models": models.hexdigest()[:16]}
+
+
+def with_earlier_epsilon(records: bytes) -> bytes:
+    """The records with the looser epsilon of earlier versions, so that all else is compared.
+
+    For the private runs here: noise 0.7 and 4 of 12 clients, without replacement.  Theorem 27 of
+    Wang, Balle and Kasiviswanathan 2019.
+    """
+    if b'"epsilon"' not in records:
+        return records
+    dp = pytest.importorskip("dp_accounting", reason="extra [privacy] is not installed")
+    round_ = dp.SampledWithoutReplacementDpEvent(12, 4, dp.GaussianDpEvent(0.7 / 2))
+    one = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    one.compose(round_)
+
+    def earlier(match: re.Match[bytes]) -> bytes:
+        spent = int(match[2]) * one._rdp
+        epsilon = float(dp.rdp.compute_epsilon(one._orders, spent, 1e-5)[0])
+        return match[1] + repr(epsilon).encode()
+
+    return re.sub(rb'("t": (\d+),.*"epsilon": )[^,]+', earlier, records)
 
 
 def every_case() -> Iterator[tuple[str, str]]:
