@@ -59,23 +59,6 @@ def test_the_list_of_experiments_and_a_dry_run_write_nothing(tmp_path, cli):
     assert dry.count("waiting") == 2 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["paper", "windw"], "did you mean 'window'"),
-        (["paper", "window", "--scale", "cp"], "did you mean 'cpu'"),
-        (["paper", "window", "--seeds", "x"], "Expected seeds"),
-        (["paper", "sota", "--only", "femnst"], "did you mean 'femnist'"),
-        (["sweep", "digits", "--grid", "lrr=1"], "did you mean 'lr'"),
-        (["sweep", "digits", "--grid", "lr"], "key=value,value"),
-    ],
-)
-def test_wrong_usage_ends_with_2_and_an_explanation(tmp_path, cli, arguments, message):
-    code, _, errors = cli(*arguments)
-    assert code == 2 and message in errors
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_live_table_shows_names_as_they_are(tmp_path):
     (job,) = jobs_of()
     sweep = Sweep([job._replace(name="[/b]")], tmp_path, 1)

@@ -61,17 +61,18 @@ def test_a_client_that_kills_its_workers_ends_the_run_with_a_checkpoint(tmp_path
 
     def deadly():
         from wima.simulation.engines.processes import Processes
+        from wima.simulation.local import Problem
 
         original, own, parent = Processes._send, Processes._do, os.getpid()
 
         def send(self, child, job):
             original(self, child, job)
-            if getattr(job, "problem", None) is not None and job.problem.t == 6:
+            if isinstance(job.work, Problem) and job.work.t == 6:
                 os.kill(child.process.pid, signal.SIGKILL)
 
         def do(self, job):
             """Leave the deadly client to the workers, however long they take to start."""
-            if getattr(job, "problem", None) is not None and job.problem.t == 6:
+            if isinstance(job.work, Problem) and job.work.t == 6:
                 self._training.append(job)
             else:
                 own(self, job)

@@ -79,7 +79,7 @@ def test_killed_amid_a_checkpoint(moment, whole, tmp_path):
         places = {
             "segment": (Segments, "verify"),
             "manifest": (manifests, "write_manifest"),
-            "renamed": (manifests, "prune"),
+            "renamed": (manifests, "manifests"),  # which is listed right after
             "cleaning": (Segments, "keep"),
         }
         owner, name = places[moment]
