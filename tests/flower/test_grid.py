@@ -380,7 +380,7 @@ def test_a_flower_that_has_changed_inside_is_named_with_the_tested_versions():
         "from wima.flower import averaged, server_app  # need nothing from inside\n"
         "import flwr.supercore.task_identity as moved\n"
         "del moved.TaskIdentity\n"
-        "try: import wima.flower.grid.local\n"
+        "try: import wima.flower.grid\n"
         "except UsageError as error: print(error)\n"
     )
     message = printed(code)

@@ -171,20 +171,6 @@ def test_with_secagg_the_server_averages_models_and_sees_no_update():
     assert dict(history.metrics_centralized[f"wima{W}/loss"])[ROUNDS] == loss(average)
 
 
-@pytest.mark.parametrize(
-    "private",
-    [
-        lambda s: DifferentialPrivacyServerSideFixedClipping(s, 0.1, 1.0, NODES),
-        lambda s: DPFedAvgFixed(s, NODES, 1.0, 0.1),
-    ],
-    ids=["fixed-clipping", "dpfedavg"],
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_an_average_of_models_before_their_noise_is_refused(private):
-    with pytest.raises(UsageError, match="Put the average outside"):
-        private(averaged_legacy(FedAvg(**settings()), WIMA(W)))
-
-
 def test_the_average_of_private_models_is_allowed():
     private = DifferentialPrivacyServerSideFixedClipping(FedAvg(**settings()), 1e-3, 1e3, NODES)
     strategy = averaged_legacy(private, WIMA(W))

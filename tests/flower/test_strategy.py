@@ -32,7 +32,7 @@ from tests.helpers.flower_toys import (
     play,
     same,
 )
-from wima import EMA, LAWA, SWA, WIMA, UsageError
+from wima import EMA, LAWA, SWA, WIMA
 from wima.flower import averaged
 
 
@@ -175,23 +175,6 @@ PRIVATE = {
         s, 1e-3, NODES, clipped_count_stddev=1.0
     ),
 }
-
-
-class Outside(FedAvg):
-    """Wraps a strategy as Flower's own wrappers do."""
-
-    def __init__(self, strategy: FedAvg) -> None:
-        super().__init__()
-        self.strategy = strategy
-
-
-@pytest.mark.parametrize("name", PRIVATE)
-def test_an_average_of_models_before_their_noise_is_refused(name):
-    for inside in (averaged(FedAvg(), WIMA(W)), Outside(averaged(FedAvg(), WIMA(W)))):
-        with pytest.raises(
-            UsageError, match=r"without protection. Put the average outside: averaged\("
-        ):
-            PRIVATE[name](inside)
 
 
 def test_the_average_of_private_models_is_allowed():

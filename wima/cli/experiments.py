@@ -88,13 +88,11 @@ def paper(
         for label, experiment in plan.experiments().items():
             print(f"{label:<14} {experiment.shown or 'ours':<9} {experiment.title}")
         return
-    from wima.experiments import grid  # imported here: the list need not wait for torch
-
     label, experiment = plan.find_experiment(name)
     scales = plan.scales()
     if scale not in scales:
         raise unknown("scale", scale, scales)
-    listed = grid.parse_seeds(seeds) if seeds else scales[scale].seeds
+    listed = plan.parse_seeds(seeds) if seeds else scales[scale].seeds
     names = only.split(",") if only else []
     command = command_line()
     sheet, runs = plan.expand(label, experiment, scale, scales[scale], listed, command, names)
@@ -112,7 +110,7 @@ def sweep(
     how: Execution,
 ) -> None:
     """Run a grid of settings for several seeds: wima sweep digits --grid lr=0.1,0.05 --seeds 0-2"""
-    from wima.experiments.grid import expand_grid, parse_seeds
+    from wima.experiments.plan import expand_grid, parse_seeds
 
     listed = parse_seeds(seeds or "0")
     sheet, runs = expand_grid(name, source, overrides or [], grid or [], listed, command_line())
@@ -184,7 +182,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="The folder for the runs.")] = Path("runs/tune"),
 ) -> None:
     """Find the best settings: wima tune digits --grid lr=0.1,0.05 or --space lr=0.01..1:log"""
-    from wima.experiments.grid import expand_grid, parse_seeds
+    from wima.experiments.plan import expand_grid, parse_seeds
 
     check(not (grid and space), "Use --grid or --space, not both.")
     check(bool(space) or trials is None, "--trials is for --space; a grid has a trial per point.")

@@ -88,10 +88,11 @@ def resume(
 ) -> None:
     """Resume a run that was interrupted, killed or failed; the result is the same."""
     from wima.cli import tables
-    from wima.runs import launch
+    from wima.runs import checkpoint, launch, run
 
-    if not launch.worked_to_resume(path, overrides or ()):
-        tables.show(launch.resume(path, changes=overrides or ()), path)
+    changes = overrides or ()
+    if not launch.works_for_rank_0(checkpoint.settings_to_resume(run.read_run(path), changes)):
+        tables.show(launch.resume(path, changes=changes), path)
 
 
 @app.command()
@@ -150,24 +151,22 @@ def flower_run(
 ) -> None:
     """Run a preset or settings file as a Flower app on this machine, with one node per client."""
     from wima.cli import tables
-    from wima.runs import launch, settings
+    from wima.runs import folder, settings
 
     chosen = settings.load_settings(source, overrides or [])
     from wima.flower.app import nodes, server  # raises an error if Flower is not installed
 
-    path = out or launch.default_path(chosen)
+    path = out or folder.default_path(chosen)
     options = nodes.Options(robust=robust, round_seconds=round_seconds)
     tables.show(server.simulate(chosen, path, options), path)
 
 
 def _run_and_show(settings: Settings, path: Path | None) -> None:
     from wima.cli import tables
-    from wima.runs import launch
+    from wima.runs import folder, launch
 
-    if launch.is_worker_rank(settings):
-        launch.work_for_rank_0(settings)
-    else:
-        path = path or launch.default_path(settings)
+    if not launch.works_for_rank_0(settings):
+        path = path or folder.default_path(settings)
         tables.show(launch.launch(settings, path), path)
 
 

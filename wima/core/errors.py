@@ -1,60 +1,25 @@
 """Errors shown to users."""
 
-from __future__ import annotations
-
 import difflib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
+from math import inf
 from typing import Any, Literal, TypeAlias
 
 MANY = 20  # with more names than this, a suggestion replaces the full list
-NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
 class UsageError(ValueError):
-    """A user's mistake; the message says what was expected, what was given, and what to do.
-
-    Examples:
-        >>> import wima
-        >>> wima.EMA(decay=1.5)
-        Traceback (most recent call last):
-        ...
-        wima.core.errors.UsageError: EMA.decay must be ... got 1.5.
-    """
+    """A user's mistake; the message says what was expected, what was given, and what to do."""
 
 
 class RunError(RuntimeError):
-    """A run that started and then failed.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> with wima.simulate(task, rounds=2, clients_per_round=1) as simulation:
-        ...     record = next(simulation)
-        >>> next(simulation)
-        Traceback (most recent call last):
-        ...
-        wima.core.errors.RunError: The simulation was closed after 1 of 2 rounds.
-    """
+    """A run that started and then failed."""
 
 
 class Diverged(RunError):  # noqa: N818  (the name of the state)
-    """A run whose model diverged.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> wima.run(task, rounds=2, clients_per_round=1, lr=1e9)
-        Traceback (most recent call last):
-        ...
-        wima.core.errors.Diverged: round 1: the norm of the model is ...; a smaller lr may help.
-    """
+    """A run whose model diverged."""
 
 
 def check(fact: bool, message: str) -> None:
@@ -64,14 +29,14 @@ def check(fact: bool, message: str) -> None:
 
 
 def unknown(
-    kind: str, name: str, known: Iterable[str], words: Mapping[str, str] = NO_WORDS
+    kind: str, name: str, known: Iterable[str], words: Mapping[str, str] | None = None
 ) -> UsageError:
     """The error for a name that is not in a registry; suggests the closest known name.
 
     words: synonyms of known names.
     """
     names = sorted(known)
-    meant = {**words, **{name.lower(): name for name in names}}
+    meant = {**(words or {}), **{name.lower(): name for name in names}}
     near = difflib.get_close_matches(str(name).lower(), meant, n=1, cutoff=0.5)
     hint = f"; did you mean {meant[near[0]]!r}?" if near else "."
     listed = "" if near and len(names) > MANY else f" Known: {', '.join(names)}."
@@ -128,21 +93,15 @@ def check_range(
     name: str,
     value: Any,
     *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
+    least: float = -inf,
+    above: float = -inf,
+    most: float = inf,
+    below: float = inf,
 ) -> None:
     """Raise `UsageError` unless the value is a finite number in the interval."""
-    fits = (
-        is_number(value)
-        and (least is None or value >= least)
-        and (above is None or value > above)
-        and (most is None or value <= most)
-        and (below is None or value < below)
-    )
-    low = "(-inf" if least is above is None else f"[{least}" if above is None else f"({above}"
-    high = "inf)" if most is below is None else f"{most}]" if below is None else f"{below})"
+    fits = is_number(value) and least <= value <= most and above < value < below
+    low = f"[{least}" if least > -inf else f"({above}"
+    high = f"{most}]" if most < inf else f"{below})"
     check(fits, f"{name} must be a number in {low}, {high}, got {value!r}.")
 
 

@@ -1,11 +1,10 @@
 """The machine's processor, memory and cores; reserving file space; keeping freed memory."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
@@ -13,21 +12,14 @@ from pathlib import Path
 
 def processor() -> str:
     """The name of the CPU."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+    found = re.search(r"^model name\s*:(.*)", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
 
 
 def memory_available() -> float:
     """Bytes that this process can still allocate; infinity if unknown."""
-    free = float("inf")
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable"):
-                free = 1024.0 * int(line.split()[1])
-    return min(free, memory_left())
+    found = re.search(r"^MemAvailable:\s*(\d+)", _text(Path("/proc/meminfo")), re.MULTILINE)
+    return min(1024.0 * int(found[1]) if found else UNLIMITED, memory_left())
 
 
 def cores() -> int:

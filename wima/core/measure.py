@@ -1,10 +1,8 @@
 """What is measured, in which direction it is better, and how its numbers are written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from math import isnan
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from wima.core.errors import check
 
@@ -46,7 +44,7 @@ class Measure(NamedTuple):
     target: float | None = None  # a value of the metric, as recorded
     lower: bool | None = None  # whether lower is better; None: by its name
 
-    def directed(self, environments: Iterable[Mapping[str, Any]]) -> Measure:
+    def directed(self, environments: Iterable[Mapping[str, Any]]) -> Self:
         """The measure with the direction that these runs say."""
         return self._replace(lower=lower_is_better(self.metric, environments))
 

@@ -1,7 +1,5 @@
 """The progress bar of every command."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from rich.console import Console

@@ -3,8 +3,6 @@
 `rng("cohort", seed, t)` is the same stream in every engine, process and resumed run.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ STREAMS = {
 }
 
 
-def rng(stream: str, *address: int) -> np.random.Generator:
+def rng(stream: str, *address: int) -> "np.random.Generator":
     """The generator at this address; equal addresses give equal draws."""
     import numpy as np  # imported here: it takes 0.1 s, and settings do not need it
 

@@ -1,7 +1,5 @@
 """Signals: handled within a block, ending a run, and terminals that are closed."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

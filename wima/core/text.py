@@ -1,7 +1,5 @@
 """Untrusted text, such as file names, made safe for terminals and spreadsheets."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -41,7 +39,7 @@ def command_line() -> str:
     return shlex.join(typed_command())
 
 
-def cell(text: str) -> Text:
+def cell(text: str) -> "Text":
     """Text for a rich table, where [b] and :x: would be read as markup."""
     from rich.text import Text
 

@@ -9,14 +9,12 @@ changes the model; `backward()` writes the gradient vector.  Integer buffers are
 cannot be averaged, so they are not part of the vector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,17 +26,7 @@ Vector: TypeAlias = Tensor  # one-dimensional, floating-point
 
 @dataclass(frozen=True)
 class Layout:
-    """The position of each named tensor in the vector.
-
-    Examples:
-        >>> import torch, wima
-        >>> layout = wima.Layout.of({"a": torch.zeros(2, 2), "b": torch.zeros(1)})
-        >>> layout.size, layout.slices["b"]
-        (5, slice(4, 5, None))
-        >>> layout.view(torch.arange(5.0), "a")
-        tensor([[0., 1.],
-                [2., 3.]])
-    """
+    """The position of each named tensor in the vector."""
 
     slices: dict[str, slice]
     shapes: dict[str, tuple[int, ...]]
@@ -46,7 +34,7 @@ class Layout:
     classifier: tuple[str, ...] = ()  # names of the last linear layer's tensors
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
         """The layout of the tensors, one after another."""
         slices, shapes, start = {}, {}, 0
         for name, tensor in tensors.items():
@@ -106,15 +94,18 @@ class Flat:
 
     def __post_init__(self) -> None:
         trained, rest = _tensors(self.module)
-        layout = _layout(self.module, trained, rest)
         tensors = trained | rest
+        layout = replace(
+            Layout.of(tensors),
+            trained=sum(tensor.numel() for tensor in trained.values()),
+            classifier=_classifier(self.module),
+        )
         w = torch.cat([tensors[name].detach().reshape(-1) for name in layout.slices])
         g = torch.zeros(layout.trained, dtype=w.dtype, device=w.device)
-        for name in trained:
-            trained[name].data = layout.view(w, name)
-            trained[name].grad = g[layout.slices[name]].view(layout.shapes[name])
-        for name in rest:
-            rest[name].data = layout.view(w, name)
+        for name, tensor in tensors.items():
+            tensor.data = layout.view(w, name)
+        for name, tensor in trained.items():
+            tensor.grad = g[layout.slices[name]].view(layout.shapes[name])
         for name, value in (("layout", layout), ("w", w), ("g", g)):
             object.__setattr__(self, name, value)
 
@@ -122,11 +113,10 @@ class Flat:
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The module's floating-point tensors by name: trained parameters, and the rest."""
     parameters: dict[str, Tensor] = dict(module.named_parameters())
-    floating: dict[str, Tensor] = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
-    frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
+    rest = {name: p for name, p in parameters.items() if not p.requires_grad}
+    rest |= {name: b for name, b in module.named_buffers() if b.is_floating_point()}
     check(bool(trained), "The model has no trainable parameters.")
-    rest = frozen | floating
     _refuse(module, trained | rest)
     return trained, rest
 
@@ -142,8 +132,7 @@ def _refuse(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         found = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
         raise UsageError(f"All parameters and buffers must have the same dtype, but {found}.")
     # A tied weight, one Parameter under two names, is fine: it is listed once.
-    stored = ((t.data_ptr(), t.nbytes, name) for name, t in tensors.items() if not t.is_meta)
-    spans = sorted(stored)
+    spans = sorted((t.data_ptr(), t.nbytes, name) for name, t in tensors.items() if not t.is_meta)
     for (start, length, first), (following, _, second) in pairwise(spans):
         check(
             start + length <= following,
@@ -159,17 +148,12 @@ def _refuse(module: nn.Module, tensors: dict[str, Tensor]) -> None:
             )
 
 
-def _layout(module: nn.Module, trained: dict[str, Tensor], rest: dict[str, Tensor]) -> Layout:
-    length = sum(tensor.numel() for tensor in trained.values())
-    return replace(Layout.of(trained | rest), trained=length, classifier=_classifier(module))
-
-
 def _classifier(module: nn.Module) -> tuple[str, ...]:
     """The names of the last linear layer's tensors, as in `named_parameters`."""
-    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    if not linear:
-        return ()
-    own = {id(p) for p in linear[-1].parameters()}
+    own: set[int] = set()
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            own = {id(p) for p in layer.parameters()}
     return tuple(name for name, p in module.named_parameters() if id(p) in own)
 
 

@@ -1,7 +1,5 @@
 """The package's version, defined only here, and its public names, which are loaded on first use."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from importlib import import_module

@@ -14,8 +14,6 @@ header lists under "parts" if there are any.  So a worker without parts reads an
             parent.send({"answer": len(parts)})
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Bridges to Flower: averages on any strategy, our algorithms as an app, any app on our workers."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from wima.core.errors import UsageError

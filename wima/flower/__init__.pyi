@@ -5,4 +5,4 @@ from wima.flower.app.nodes import Options as Options
 from wima.flower.app.server import Federation as Federation, server_app as server_app
 from wima.flower.averages.legacy import averaged_legacy as averaged_legacy
 from wima.flower.averages.strategy import averaged as averaged
-from wima.flower.grid.local import LocalGrid as LocalGrid, run_flower as run_flower
+from wima.flower.grid import LocalGrid as LocalGrid, run_flower as run_flower

@@ -1,7 +1,5 @@
 """Arrays and states as Flower records: NumPy's format for arrays, JSON for the rest; no pickle."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random

@@ -1,7 +1,5 @@
 """All that we need of Flower and that is not part of its public API."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 from flwr.app import Context, Message
@@ -28,17 +26,13 @@ except ImportError as error:
     ) from error
 
 
-def message_bytes(message: Message) -> bytes:
-    return bytes(message_to_proto(message).SerializeToString())
+def to_bytes(message: Message, context: Context | None = None) -> list[bytes]:
+    """The message, and the context if there is one, as Flower sends them."""
+    parts = [message_to_proto(message).SerializeToString()]
+    return parts if context is None else [*parts, context_to_proto(context).SerializeToString()]
 
 
-def message_of(data: bytes) -> Message:
-    return message_from_proto(MessageProto.FromString(data))
-
-
-def context_bytes(context: Context) -> bytes:
-    return bytes(context_to_proto(context).SerializeToString())
-
-
-def context_of(data: bytes) -> Context:
-    return context_from_proto(ContextProto.FromString(data))
+def from_bytes(message: bytes, *contexts: bytes) -> tuple[Message, Context | None]:
+    """What `to_bytes` wrote."""
+    context = context_from_proto(ContextProto.FromString(contexts[0])) if contexts else None
+    return message_from_proto(MessageProto.FromString(message)), context

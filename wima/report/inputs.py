@@ -170,7 +170,7 @@ def _source(run: Run, number: int, metric: str) -> Source:
         seconds = sum(seconds_of(run.path).values()) or None
     except UsageError:  # times.jsonl is damaged
         seconds = None
-    _, bins = run.curves.extras.newest.get("calibration", (0, {}))
+    _, bins = run.curves.newest.get("calibration", (0, {}))
     return Source(
         number=number,
         path=run.path,
@@ -201,7 +201,7 @@ def _evaluated(run: Run, metric: str) -> Iterator[Piece]:
 
 def _recorded(run: Run) -> Iterator[Piece]:
     """What else the records may have."""
-    newest, rounds, sent = run.curves.extras
+    newest, (rounds, sent) = run.curves.newest, run.curves.sent
     for model, counts in run.windows.items():
         yield (model, "window", *counts)
     if sent:

@@ -1,7 +1,5 @@
 """The ClientApp of every algorithm."""
 
-from __future__ import annotations
-
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -13,15 +11,6 @@ client_app = ClientApp()
 A node's configuration has `partition-id`, the number of its client; `data`, a file with the
 client's own examples, used instead of its part of the run's data set; and `memory`, a folder in
 which the client's memory outlives the run.
-
-Examples:
-    >>> from flwr.app import Message, RecordDict
-    >>> from wima.flower import LocalGrid, client_app
-    >>> with LocalGrid(client_app, nodes=2, workers=1) as grid:
-    ...     asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-    ...     replies = list(grid.send_and_receive(asked))
-    >>> [reply.content["who"]["client"] for reply in replies]
-    [0, 1]
 """
 
 

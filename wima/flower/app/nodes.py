@@ -1,7 +1,5 @@
 """The connected nodes of a grid, which client each of them is, and how long to wait for them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -9,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from wima.core.errors import RunError, check_count, check_range, check_rate, check_switch
@@ -19,7 +17,6 @@ from wima.storage.files import replace_text
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE = 0.5  # seconds between polls for replies
-LOOK_FOR_NODES = 2.0  # seconds between polls for connected nodes
 INTRODUCTION = 10.0  # seconds that nodes have in a server's first round to say who they are
 
 
@@ -35,12 +32,6 @@ class Options:
     largest_norm: an update is invalid if its norm is more than this many times the median.
     most_examples: the largest number of examples that a client counts with; 0: its number in the
     data set of the settings.
-
-    Examples:
-        >>> from wima.flower import Options
-        >>> options = Options(min_nodes=5, round_seconds=60.0)
-        >>> options.robust
-        True
     """
 
     start_nodes: int = 0
@@ -103,22 +94,17 @@ class Nodes:
         replies: dict[int, Message] = {}
         lost: dict[int, str] = {}
 
-        def look() -> bool:
+        def all_settled() -> bool:
             for node, reply in self._pull(waiting):
                 if reply.has_error():
                     lost[node] = f"it failed: {reply.error.reason:.200}"
                 else:
                     replies[node] = reply
+            left = _without_left(waiting, self._grid.get_node_ids())
+            lost.update(dict.fromkeys(left, "it left"))
             return not waiting
 
-        def look_for_nodes() -> None:
-            there = set(self._grid.get_node_ids())
-            for question, node in list(waiting.items()):
-                if node not in there:
-                    lost[node] = "it left"
-                    del waiting[question]
-
-        self._until(look, self._options.round_seconds, look_for_nodes)
+        self._until(all_settled, self._options.round_seconds)
         for node in waiting.values():
             lost[node] = f"no reply within {self._options.round_seconds:g} s"
         self._late |= waiting
@@ -127,12 +113,12 @@ class Nodes:
     def _wait(self, t: int) -> None:
         """Wait until enough nodes are connected and have said which client they are."""
         if not self._begun:
-            self._until(self._introduced, INTRODUCTION)
+            self._until(self._refresh, INTRODUCTION)
             self._begun = True
         enough = self._options.min_nodes if t else self._options.start_nodes or self._clients
 
         def look() -> bool:
-            self.refresh()
+            self._refresh()
             return len(self.connected()) >= enough
 
         if not self._until(look, self._options.wait_seconds):
@@ -142,17 +128,14 @@ class Nodes:
                 "start-nodes."
             )
 
-    def _introduced(self) -> bool:
-        self.refresh()
-        return not self._asked
+    def _refresh(self) -> bool:
+        """Update the connected nodes, ask new ones which client they are, and drop late replies.
 
-    def refresh(self) -> None:
-        """Update the connected nodes, ask new ones which client they are, and drop late replies."""
+        Returns whether all have said who they are.
+        """
         there = set(self._grid.get_node_ids())
-        for known in (self._asked, self._late):
-            for question, node in list(known.items()):
-                if node not in there:
-                    del known[question]
+        for waiting in (self._asked, self._late):
+            _without_left(waiting, there)
         for node in set(self._client) - there:
             log.warning("Node %d (client %d) left.", node, self._client.pop(node))
         self._refused &= there
@@ -164,18 +147,17 @@ class Nodes:
             self._introduce(node, reply)
         for node, _ in self._pull(self._late):
             log.warning("Node %d replied after the time limit; its update is not used.", node)
+        return not self._asked
 
     def _introduce(self, node: int, reply: Message) -> None:
         """Note which client a node says it is."""
         try:
             if reply.has_error():
                 raise ValueError(reply.error.reason)
-            who = reply.content["who"]
-            assert isinstance(who, ConfigRecord)
-            client = entry(who, "client", int)
+            client = entry(reply.content.config_records["who"], "client", int)
             if not 0 <= client < self._clients:
                 raise ValueError(f"client {client} is not in 0 ... {self._clients - 1}")
-        except (KeyError, TypeError, ValueError, AssertionError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             log.warning("Node %d did not say which client it is: %s", node, error)
             self._refused.add(node)
             return
@@ -207,19 +189,21 @@ class Nodes:
         answered = [(waiting.pop(r.metadata.reply_to_message_id, None), r) for r in replies]
         return [(node, reply) for node, reply in answered if node is not None]
 
-    def _until(
-        self, fact: Callable[[], bool], seconds: float, beside: Callable[[], None] | None = None
-    ) -> bool:
+    def _until(self, fact: Callable[[], bool], seconds: float) -> bool:
         """Poll until `fact` holds; returns whether it did in time."""
         end, pause = time.monotonic() + seconds, 0.005
-        seen = time.monotonic()
         while not fact():
             now = time.monotonic()
             if now >= end:
                 return False
-            if beside is not None and now - seen >= LOOK_FOR_NODES:
-                beside()
-                seen = now
-            time.sleep(min(pause, max(0.0, end - now)))
+            time.sleep(min(pause, end - now))
             pause = min(2 * pause, LONGEST_PAUSE)
         return True
+
+
+def _without_left(waiting: dict[str, int], there: Iterable[int]) -> set[int]:
+    """Remove the messages to nodes that have left; returns these nodes."""
+    left = set(waiting.values()) - set(there)
+    for message in [message for message, node in waiting.items() if node in left]:
+        del waiting[message]
+    return left

@@ -4,11 +4,9 @@ The round loop, averagers, records, checkpoints and models are those of `wima ru
 differs: it sends local problems to nodes and receives their updates.
 """
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +24,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors.torch import load_file
 
-from wima import algorithms
-from wima.algorithms import server_opt
-from wima.algorithms.base import Algorithm, Extra, ExtraMean, FullGradient, Local, State, Visit
+from wima.algorithms.base import Algorithm, State, Visit
 from wima.algorithms.traffic import emptied, reads, sends_extra
 from wima.core.errors import RunError, UsageError, check, unknown
 from wima.core.text import echo
@@ -40,7 +36,7 @@ from wima.flower.app.visit import check_known
 from wima.flower.arrays import pack, to_arrays
 from wima.runs import launch
 from wima.runs.build import build_task
-from wima.runs.folder import check_free
+from wima.runs.folder import check_free, default_path
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
 from wima.simulation.round import Engine, RoundState, RunningMean, Setup, Updates, observed, step
@@ -57,74 +53,39 @@ class LastVisit(NamedTuple):
     t: int  # the round of the last visit that counted; -1: none yet
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerSide(Algorithm):
+def server_side(complete: Algorithm) -> Algorithm:
     """The algorithm without its clients' memory, which stays on their nodes."""
+    base: Any = type(complete)
 
-    complete: Algorithm
+    class ServerSide(base):  # type: ignore[misc]
+        def client_init(self, w: Vector) -> LastVisit:
+            return LastVisit(-1)
 
-    @property
-    def full_gradient(self) -> FullGradient:
-        return self.complete.full_gradient
+        # Nodes run the next two hooks; here they are only tried, to learn what clients send.
 
-    @property
-    def own_server_rule(self) -> bool:
-        return self.complete.own_server_rule
+        def local(self, w: Vector, server: State, client: LastVisit) -> Any:
+            return super().local(w, server, complete.client_init(w))
 
-    @property
-    def extra_mean(self) -> ExtraMean:
-        return self.complete.extra_mean
+        def client_finish(self, visit: Visit, server: State, client: LastVisit) -> Any:
+            memory = complete.client_init(visit.start)
+            return super().client_finish(visit, server, memory)[0], client
 
-    def init(self, w: Vector) -> State:
-        return self.complete.init(w)
-
-    def client_init(self, w: Vector) -> LastVisit:
-        return LastVisit(-1)
-
-    def observe(self, gradient: Vector, server: State) -> State:
-        return self.complete.observe(gradient, server)
-
-    # Nodes run the next two hooks; here they are only tried, to learn what clients send.
-
-    def local(self, w: Vector, server: State, client: LastVisit) -> Local:
-        return self.complete.local(w, server, self.complete.client_init(w))
-
-    def client_finish(
-        self, visit: Visit, server: State, client: LastVisit
-    ) -> tuple[Extra, LastVisit]:
-        memory = self.complete.client_init(visit.start)
-        return self.complete.client_finish(visit, server, memory)[0], client
-
-    def server_update(
-        self, w: Vector, delta: Vector, extra: Extra, server: State, fraction: float
-    ) -> tuple[Vector, State]:
-        return self.complete.server_update(w, delta, extra, server, fraction)
-
-    def served(self, w: Vector, server: State) -> Vector:
-        return self.complete.served(w, server)
+    return ServerSide(**vars(complete))
 
 
-class Current(NamedTuple):
-    """The current round."""
+class Visits(NamedTuple):
+    """Where a round's visits take place."""
 
-    state: RoundState
-    server: State
+    state: RoundState  # before the round
     t: int
+    lr: float
     nodes: dict[int, int]  # client -> node, for the clients that take part
 
 
 class Federation(Strategy, Engine):
     """Runs the settings over a grid, and resumes the run if its folder `out` exists.
 
-    For the simulation's round loop, this is the engine: a round is `configure_train`, the nodes'
-    work, `aggregate_train`.
-
-    Examples:
-        >>> from wima.flower import Federation
-        >>> from wima.runs.settings import load_settings
-        >>> strategy = Federation(load_settings("digits", ["algorithm=scaffold", "rounds=5"]))
-        >>> strategy.settings.algorithm.name
-        'scaffold'
+    For the simulation's round loop, which takes the place of Flower's, this is the engine.
     """
 
     name = "flower"  # the engine's name in the run's records
@@ -133,20 +94,16 @@ class Federation(Strategy, Engine):
         self, settings: Settings, out: Path | None = None, options: Options | None = None
     ) -> None:
         check_known(settings)
-        complete = settings.algorithm.make("algorithm", algorithms.BY_NAME)
-        optimizer = settings.server.make("server optimizer", server_opt.BY_NAME)
+        complete = settings.make("algorithm")
+        optimizer = settings.make("server")
         check_server_rule(complete, optimizer, settings.stack_server)
         self.settings = settings.model_copy(update={"checkpoint_every": 1})
-        self.out, self.options = out or launch.default_path(settings), options or Options()
+        self.out, self.options = out or default_path(settings), options or Options()
         self.rejected = 0  # invalid updates so far
-        self._algorithm = ServerSide(complete=complete)
+        self._algorithm = server_side(complete)
         self._sends_extra, self._reads = sends_extra(complete), reads(complete)
-        self._grid: Grid
         self.setup: Setup
         self._nodes: Nodes
-        self._now: Current
-        self._after: RoundState
-        self._gradient: Vector | None = None  # the mean of MIME's phase A
         self._capped: set[int] = set()  # nodes that claimed more examples than allowed
 
     def start(
@@ -166,11 +123,10 @@ class Federation(Strategy, Engine):
             "The initial model, the rounds, training and evaluation are defined by the settings; "
             "pass start() only a grid and, optionally, a timeout.",
         )
-        self._grid = grid
         if timeout is not None:
             self.options = replace(self.options, round_seconds=timeout)
 
-        def make_engine(setup: Setup) -> Federation:
+        def make_engine(setup: Setup) -> Engine:
             self.setup = setup
             clients, file = setup.task.data.num_clients, self.out / "nodes.json"
             self._nodes = Nodes(grid, clients, self.options, file)
@@ -204,126 +160,92 @@ class Federation(Strategy, Engine):
         )
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
-        there = self._nodes.connected()
-        nodes = {i: there[i] for i in cohort if i in there}
-        self._now = Current(state, state.server, t, nodes)
-        arrays = to_arrays({"w": state.w})
-        values: dict[str, ConfigRecordValues] = {"t": t, "lr": float(lr)}
-        config = ConfigRecord({**values, "settings": self.settings.to_toml()})
+        setup, server, there = self.setup, state.server, self._nodes.connected()
+        visits = Visits(state, t, lr, {i: there[i] for i in cohort if i in there})
+        trained = len(state.w[: setup.trained])
+
+        # Phase A of MIME: the cohort's mean full gradient at w, without clients that failed.
+        gradient = None
         if self._algorithm.full_gradient == "cohort":
-            self._observe(arrays, config)
-        messages = self.configure_train(t + 1, arrays, config, self._grid)
-        self.aggregate_train(t + 1, self._ask(messages))
-        counted = {i for i in cohort if self._after.memory.written(i)}
-        return self._after._replace(excluded=tuple(i for i in cohort if i not in counted))
+            mean = RunningMean()
+            updates = self._updates(GRADIENT, visits, (), {"gradient": trained})
+            for i, update in updates.items():
+                mean.add(update.vectors["gradient"], self._weight(i, update, visits))
+            gradient = mean.value
+            server = observed(setup, server, t, gradient)
+            visits = visits._replace(nodes={i: visits.nodes[i] for i in updates})
 
-    def _observe(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
-        """Phase A of MIME: the cohort's mean full gradient at w, without clients that failed."""
-        now, trained = self._now, len(self._trained())
-        replies = self._ask(self._messages(GRADIENT, arrays, config, ()))
-        updates = self._updates(replies, {"gradient": trained})
-        mean = RunningMean()
-        for i, update in updates.items():
-            mean.add(update.vectors["gradient"], self._weight(i, update))
-        self._gradient = mean.value
-        server = observed(self.setup, now.server, now.t, self._gradient)
-        self._now = now._replace(server=server, nodes={i: now.nodes[i] for i in updates})
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """The messages that tell the round's clients to train from these arrays."""
-        server = emptied(self._now.server, self._reads)
-        return self._messages(MessageType.TRAIN, arrays, config, server)
-
-    def _messages(
-        self, kind: str, arrays: ArrayRecord, config: ConfigRecord, server: State
-    ) -> list[Message]:
-        """One message per node of the round; they differ only in client-specific values."""
-        state, _, t, nodes = self._now
-        server_arrays, text = pack(server)
-        messages = []
-        for i, node in nodes.items():
-            counted = state.memory.read(i, self._trained()).t
-            share = float(self.setup.faults.share(self.setup.seed, t, i))
-            own = {"server": text, "counted": counted, "share": share}
-            records = {"model": arrays, "server": server_arrays}
-            content = RecordDict({**records, "round": ConfigRecord({**dict(config), **own})})
-            messages.append(Message(content, node, kind, group_id=str(t + 1)))
-        return messages
-
-    def _ask(self, messages: list[Message]) -> list[Message]:
-        """The nodes' replies, without those of lost nodes."""
-        replies, lost = self._nodes.ask(messages)
-        for i, node in self._now.nodes.items():
-            if node in lost:
-                where = (self._now.t + 1, node, i, lost[node])
-                log.warning("Round %d: node %d (client %d) is left out: %s.", *where)
-        return list(replies.values())
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Step with the means of the valid updates; returns None if there are none."""
-        (state, server, t, _), trained = self._now, len(self._trained())
+        # The nodes train, from the model and the part of the server's state that clients read.
         sizes = {"delta": trained}
         sizes |= {"rest": len(state.w) - trained} if len(state.w) > trained else {}
         sizes |= {"extra": trained} if self._sends_extra else {}
-        updates = self._updates(replies, sizes)
-        received = Updates(self.setup, state)
+        updates = self._updates(MessageType.TRAIN, visits, emptied(server, self._reads), sizes)
+        received = Updates(setup, state)
         for i, update in updates.items():
             state.memory.write(i, LastVisit(t))
             vectors = {name: v.to(state.w.device) for name, v in update.vectors.items()}
             extra, rest = vectors.get("extra"), vectors.get("rest")
-            received.add(self._weight(i, update), vectors["delta"], extra, rest)
-        means = received.means(self.setup, t)
+            received.add(self._weight(i, update, visits), vectors["delta"], extra, rest)
+
+        # The server steps with the means; without any valid update, the model stays as it is.
+        means = received.means(t)
         if means is None:
-            self._after = state._replace(client_gradient=None)
+            state = state._replace(client_gradient=None)
         else:
-            if self._gradient is not None:
-                means = means._replace(client_gradient=self._gradient)
-            self._after = step(self.setup, state, server, means, t)
-        if not updates:
-            return None, None
-        counts = MetricRecord({"clients": len(updates), "rejected": self.rejected})
-        return to_arrays({"w": self._after.w}), counts
+            if gradient is not None:
+                means = means._replace(client_gradient=gradient)
+            state = step(setup, state, server, means, t)
+        return state._replace(excluded=tuple(i for i in cohort if i not in updates))
 
-    def _updates(self, replies: Iterable[Message], sizes: dict[str, int]) -> dict[int, Update]:
-        """Client -> its valid update, in cohort order.
+    def _updates(
+        self, kind: str, visits: Visits, server: State, sizes: dict[str, int]
+    ) -> dict[int, Update]:
+        """Send a message to every node of the round; client -> its valid update, in cohort order.
 
-        Logs which updates are left out and why, or ends the run if it is not robust.
+        Logs what is left out and why, or ends the run at an invalid update if it is not robust.
         """
-        t, nodes = self._now.t + 1, self._now.nodes
-        clients = {node: i for i, node in nodes.items()}
+        t, nodes = visits.t + 1, visits.nodes  # in messages to users, rounds count from 1
+        replies, lost = self._nodes.ask(list(self._messages(kind, visits, server)))
         good: dict[int, Update] = {}
         bad: dict[int, str] = {}
-        for reply in replies:
-            i = clients.get(reply.metadata.src_node_id)
-            if i is None:  # this node was not asked
-                continue
-            try:
-                good[i] = read_update(reply, sizes)
-            except Rejected as error:
-                bad[i] = str(error)
+        for i, node in nodes.items():
+            if node in lost:
+                where = (t, node, i, lost[node])
+                log.warning("Round %d: node %d (client %d) is left out: %s.", *where)
+            if node in replies:
+                try:
+                    good[i] = read_update(replies[node], sizes)
+                except Rejected as error:
+                    bad[i] = str(error)
         if self.options.robust:
-            bad |= too_long(good, float(self._now.state.w.norm()), self.options.largest_norm)
+            bad |= too_long(good, float(visits.state.w.norm()), self.options.largest_norm)
         for i, reason in sorted(bad.items()):
             self.rejected += 1
             reason = f"round {t}: the update of node {nodes[i]} (client {i}) is invalid: {reason}"
             if not self.options.robust:
                 raise RunError(reason)
             log.warning("%s; it is left out (rejected so far: %d).", reason, self.rejected)
-        return {i: good[i] for i in nodes if i in good and i not in bad}
+        return {i: update for i, update in good.items() if i not in bad}
 
-    def _trained(self) -> Vector:
-        return self._now.state.w[: self.setup.trained]
+    def _messages(self, kind: str, visits: Visits, server: State) -> Iterator[Message]:
+        """One message per node of the round; they differ only in client-specific values."""
+        state, t, lr, nodes = visits
+        model, (server_arrays, text) = to_arrays({"w": state.w}), pack(server)
+        same: dict[str, ConfigRecordValues] = {"t": t, "lr": float(lr), "server": text}
+        same["settings"] = self.settings.to_toml()
+        for i, node in nodes.items():
+            counted = state.memory.read(i, state.w[: self.setup.trained]).t
+            share = float(self.setup.faults.share(self.setup.seed, t, i))
+            config = ConfigRecord({**same, "counted": counted, "share": share})
+            content = RecordDict({"model": model, "server": server_arrays, "round": config})
+            yield Message(content, node, kind, group_id=str(t + 1))
 
-    def _weight(self, i: int, update: Update) -> float:
+    def _weight(self, i: int, update: Update, visits: Visits) -> float:
         """The client's number of examples, capped because a client could claim any number."""
         if self.setup.weighting != "examples":
             return 1.0
         most = self.options.most_examples or self.setup.task.data.size(i)
-        node = self._now.nodes[i]
+        node = visits.nodes[i]
         if update.examples > most and node not in self._capped:
             self._capped.add(node)
             log.warning(
@@ -333,17 +255,10 @@ class Federation(Strategy, Engine):
             )
         return float(min(update.examples, most))
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """No messages: models are evaluated on the server, on the settings' test examples."""
-        return []
+    def _not_used(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("Federation.start does not use Flower's round loop.")
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Nothing to aggregate; see `configure_evaluate`."""
-        return None
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _not_used
 
     def summary(self) -> None:
         log.info("%s, averagers %s", self.settings.algorithm, self.settings.averagers)
@@ -357,13 +272,12 @@ def as_result(run: Run) -> Result:
     files = sorted((run.path / "models").glob("*.safetensors"))
     models = {file.stem: to_arrays(load_file(file)) for file in files}
     result = Result(arrays=models["plain"])
-    clients = {
-        record["t"]: {model: {METRIC: values} for model, values in record["clients"].items()}
-        for record in run.lines()
-        if "clients" in record
-    }
+    clients: dict[int, Any] = {}
     vars(result).update(models=models, served="plain", clients=clients)
     for record in run.lines():
+        t = record["t"]
+        if "clients" in record:
+            clients[t] = {model: {METRIC: values} for model, values in record["clients"].items()}
         metrics = {
             f"{model}/{name}": value
             for model, values in record["metrics"].items()
@@ -371,7 +285,7 @@ def as_result(run: Run) -> Result:
             if value is not None
         }
         if metrics:
-            result.evaluate_metrics_serverapp[record["t"]] = MetricRecord(metrics)
+            result.evaluate_metrics_serverapp[t] = MetricRecord(metrics)
     return result
 
 
@@ -412,13 +326,6 @@ server_app = ServerApp()
 
 Its run config has `settings`, a preset or a file; `overrides`, changes to these settings; `out`,
 the run folder; and the fields of `Options`, spelt with dashes, as in `min-nodes`.
-
-Examples:
-    >>> from wima.flower import client_app, run_flower, server_app
-    >>> config = {"settings": "digits", "overrides": "algorithm=scaffold rounds=2", "out": "first"}
-    >>> context = run_flower(server_app, client_app, nodes=100, workers=1, run_config=config)
-    Memory: ...
-    Models in ...first/models: plain.safetensors, wima-auto.safetensors, wima50.safetensors
 """
 
 
@@ -433,7 +340,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def simulate(settings: Settings, out: Path, options: Options) -> Run:
     """Run on the processes of this machine, one node per client."""
-    from wima.flower.grid.local import LocalGrid  # imported here: real nodes do not need it
+    from wima.flower.grid import LocalGrid  # imported here: real nodes do not need it
 
     check_free(out)
     nodes = build_task(settings).data.num_clients

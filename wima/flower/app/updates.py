@@ -1,7 +1,5 @@
 """Checks updates from nodes before they reach the global model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
@@ -37,21 +35,18 @@ def read_update(reply: Message, sizes: Mapping[str, int]) -> Update:
     except (ValueError, TypeError, EOFError, OSError) as error:
         raise Rejected(f"its arrays cannot be read: {error}") from None
     for name, vector in vectors.items():
-        _check_vector(name, vector, sizes[name])
+        size = (sizes[name],)
+        if vector.shape != size or vector.dtype != torch.float32:
+            raise Rejected(
+                f"{name} must be float32 of shape {size}, got {vector.dtype} of shape "
+                f"{tuple(vector.shape)}"
+            )
+        if not is_finite(vector):
+            raise Rejected(f"{name} is not finite")
     examples = visit.get("examples")
     if type(examples) is not int or examples < 1:
         raise Rejected(f"expected a number of examples, got {examples!r:.60}")
     return Update(vectors, examples)
-
-
-def _check_vector(name: str, vector: Vector, size: int) -> None:
-    if vector.shape != (size,) or vector.dtype != torch.float32:
-        raise Rejected(
-            f"{name} must be float32 of shape ({size},), got {vector.dtype} of shape "
-            f"{tuple(vector.shape)}"
-        )
-    if not is_finite(vector):
-        raise Rejected(f"{name} is not finite")
 
 
 def too_long(updates: Mapping[int, Update], model: float, largest: float) -> dict[int, str]:
@@ -68,9 +63,8 @@ def too_long(updates: Mapping[int, Update], model: float, largest: float) -> dic
         norms = {i: float(update.vectors[name].norm()) for i, update in updates.items()}
         for i, norm in norms.items():
             others = [other for j, other in norms.items() if j != i]
-            limit = largest * model
-            if len(others) > 1:
-                limit = max(largest * median(others), model)
+            few = len(others) < 2
+            limit = largest * model if few else max(largest * median(others), model)
             if not norm <= limit:
                 found[i] = f"the norm of {name} is {norm:.3g}, more than {limit:.3g}"
     return found

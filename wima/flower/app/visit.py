@@ -5,8 +5,6 @@ The server says which of the two it knows.  So a client whose update was lost or
 server restarted, resumes from the memory that matches the server's state.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import tomllib
@@ -19,14 +17,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from torch import Tensor
 
-from wima import algorithms
-from wima.algorithms.base import Algorithm, State
+from wima.algorithms.base import State
 from wima.core.errors import check
 from wima.core.vector import Vector, one_thread
-from wima.data.federated import Array, FederatedData
+from wima.data.federated import FederatedData
 from wima.flower.arrays import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
-from wima.runs.identity import own_names
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.simulation.local import Problem, Solver
 from wima.simulation.options import LocalSGD
@@ -40,7 +36,7 @@ ARRAYS, ABOUT = "wima.memory", "wima.visits"  # records of the node's state
 
 def check_known(settings: Settings) -> None:
     """Raise if the settings name code outside the package: nodes never import such code."""
-    own = own_names(settings)
+    own = settings.own_names()
     check(
         not own,
         f"{', '.join(own)}: Flower nodes do not import your own code; use `wima run`, or add it to "
@@ -58,76 +54,73 @@ class OwnData(FederatedData):
 class Call(NamedTuple):
     """A request from the server, with everything needed to answer it."""
 
-    client: int
     settings: Settings
-    algorithm: Algorithm
     solver: Solver
-    w: Vector
-    t: int
-    lr: float
-    share: float
+    problem: Problem  # so far only the full gradient at w is asked for
     counted: int  # the round of the client's last visit that the server knows of
 
-    @property
-    def examples(self) -> int:
-        return self.solver.task.data.size(self.client)
+    def answer(self, **update: Vector) -> RecordDict:
+        count = MetricRecord({"examples": self.solver.task.data.size(self.problem.client)})
+        return RecordDict({"update": to_arrays(update), "visit": count})
 
 
 def visit(content: RecordDict, context: Context, client: int) -> RecordDict:
     """Solve the client's problem; the delta goes to the server, the memory stays here."""
     call = _read(content, context, client)
-    algorithm, trained = call.algorithm, call.w[: call.solver.task.trained]
-    arrays, about = content["server"], content["round"]
-    assert isinstance(arrays, ArrayRecord) and isinstance(about, ConfigRecord)
+    algorithm = call.settings.make("algorithm")
+    w, trained = call.problem.w, call.problem.w[: call.solver.task.trained]
+    root, folder = context.node_config.get("memory"), None
+    if root:
+        folder = Path(str(root)).expanduser() / call.settings.run_id / f"client-{client}"
+    arrays, about = content.array_records["server"], content.config_records["round"]
     with one_thread():
         server = unpack(arrays, entry(about, "server", str), algorithm.init(trained))
-        memory = NodeMemory(context.state, _folder(context, call))
+        memory = NodeMemory(context.state, folder)
         before = memory.read(call.counted, algorithm.client_init(trained))
-        local = algorithm.local(trained, server, before)
-        own, path = algorithm.full_gradient == "own", algorithm.path_gradient
-        address = (call.t, call.client, call.lr, call.w)
-        done, rest = call.solver.solve(Problem(*address, local, own, path, call.share))
+        problem = call.problem._replace(
+            local=algorithm.local(trained, server, before),
+            full_gradient=algorithm.full_gradient == "own",
+            path_gradient=algorithm.path_gradient,
+        )
+        done, rest = call.solver.solve(problem)
         extra, after = algorithm.client_finish(done, server, before)
-    memory.write({call.counted: before, call.t: after})
-    update = {"delta": done.delta}
-    update |= {"rest": call.w[len(trained) :] - rest} if len(rest) else {}
-    update |= {} if extra is None else {"extra": extra}
-    return _answer(update, call)
+    memory.write({call.counted: before, problem.t: after})
+    more = {"rest": w[len(trained) :] - rest} if len(rest) else {}
+    more |= {} if extra is None else {"extra": extra}
+    return call.answer(delta=done.delta, **more)
 
 
 def full_gradient(content: RecordDict, context: Context, client: int) -> RecordDict:
     """The client's full gradient at w."""
     call = _read(content, context, client)
-    problem = Problem(call.t, call.client, call.lr, call.w, None, full_gradient=True)
     with one_thread():
-        done, _ = call.solver.solve(problem)
-    return _answer({"gradient": done.gradient}, call)
-
-
-def _answer(update: dict[str, Vector], call: Call) -> RecordDict:
-    count = MetricRecord({"examples": call.examples})
-    return RecordDict({"update": to_arrays(update), "visit": count})
+        done, _ = call.solver.solve(call.problem)
+    return call.answer(gradient=done.gradient)
 
 
 def _read(content: RecordDict, context: Context, client: int) -> Call:
-    model, about = content["model"], content["round"]
-    assert isinstance(model, ArrayRecord) and isinstance(about, ConfigRecord)
+    model, about = content.array_records["model"], content.config_records["round"]
     data = str(context.node_config.get("data", ""))
     settings, task = _task(entry(about, "settings", str), data)
-    x, y = (task.data.x, task.data.y) if data else _part(task, client)
-    own = OwnData(x, y, np.array([0, len(x)]), None, task.data.classes)
-    solver = Solver(task._replace(data=own), settings.part(LocalSGD), settings.seed)
-    return Call(
-        client=client,
-        settings=settings,
-        algorithm=settings.algorithm.make("algorithm", algorithms.BY_NAME),
-        solver=solver,
-        w=to_tensors(model)["w"].to(settings.device),
-        t=entry(about, "t", int),
-        lr=entry(about, "lr", float),
-        share=entry(about, "share", float),
-        counted=entry(about, "counted", int),
+    clients = task.data.num_clients
+    check(
+        bool(data) or client < clients,
+        f"The data set has clients 0 ... {clients - 1}, but this node is client {client}; start it "
+        "with another partition-id.",
     )
+    x, y = (task.data.x, task.data.y) if data else task.data.client(client)
+    own = OwnData(x, y, np.array([0, len(x)]), None, task.data.classes)
+    problem = Problem(
+        t=entry(about, "t", int),
+        client=client,
+        lr=entry(about, "lr", float),
+        w=to_tensors(model)["w"].to(settings.device),
+        local=None,
+        full_gradient=True,
+        share=entry(about, "share", float),
+    )
+    solver = Solver(task._replace(data=own), settings.part(LocalSGD), settings.seed)
+    return Call(settings, solver, problem, entry(about, "counted", int))
 
 
 @lru_cache(maxsize=2)
@@ -135,28 +128,8 @@ def _task(text: str, data: str) -> tuple[Settings, Task]:
     """The task of the settings; built once, however many clients a process runs."""
     settings = make_settings(tomllib.loads(text))
     check_known(settings)
-    if data:
-        own = {"data": Choice(name=data), "clients": None, "alpha": None, "split": None}
-        return settings, build_task(settings.model_copy(update=own))
-    return settings, build_task(settings)
-
-
-def _part(task: Task, client: int) -> tuple[Array, Array]:
-    clients = task.data.num_clients
-    check(
-        client < clients,
-        f"The data set has clients 0 ... {clients - 1}, but this node is client {client}; start it "
-        "with another partition-id.",
-    )
-    return task.data.client(client)
-
-
-def _folder(context: Context, call: Call) -> Path | None:
-    """The folder in which the client's memory outlives the run; None if there is none."""
-    root = context.node_config.get("memory")
-    if not root:
-        return None
-    return Path(str(root)).expanduser() / call.settings.run_id / f"client-{call.client}"
+    own = {"data": Choice(name=data), "clients": None, "alpha": None, "split": None} if data else {}
+    return settings, build_task(settings.model_copy(update=own))
 
 
 class NodeMemory:

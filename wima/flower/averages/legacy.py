@@ -3,8 +3,6 @@
 Secure aggregation (SecAgg+) works only with these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -27,7 +25,7 @@ from wima.averaging import Averager
 from wima.core.errors import check
 from wima.flower.arrays import Arrays, from_bytes
 from wima.flower.averages.state import Averaging, AveragingOptions, Interface
-from wima.flower.averages.strategy import only_inside, private_in, subclassed
+from wima.flower.averages.strategy import subclassed
 
 S = TypeVar("S", bound=Strategy)
 
@@ -41,17 +39,6 @@ def averaged_legacy(
     models; the metrics of the average are named "wima100/loss" and so on.
     `strategy.averaging.models()` returns the models, and `strategy.averaging.served` is the name of
     the one to serve.
-
-    Examples:
-        >>> from flwr.common import ndarrays_to_parameters
-        >>> from flwr.server.strategy import FedAvg
-        >>> import numpy as np
-        >>> from wima import WIMA
-        >>> from wima.flower import averaged_legacy
-        >>> start = ndarrays_to_parameters([np.zeros(2)])
-        >>> strategy = averaged_legacy(FedAvg(initial_parameters=start), WIMA(window=3))
-        >>> strategy.averaging.names
-        ['wima3']
     """
     check(
         isinstance(strategy, Strategy),
@@ -70,7 +57,7 @@ def _unpack(parameters: Parameters) -> Arrays:
     return {str(k): array for k, array in enumerate(map(from_bytes, parameters.tensors))}
 
 
-INTERFACE = Interface(_pack, _unpack, FedAvg, "aggregate_fit", private_in(strategies))
+INTERFACE = Interface(_pack, _unpack, strategies, "aggregate_fit")
 
 
 def _returned(result: tuple[ClientProxy, FitRes]) -> tuple[Parameters, float]:
@@ -141,6 +128,3 @@ class _Averaged(_Next):
             return {} if result is None else {"loss": result[0], **result[1]}
 
         return plain[0], {**plain[1], **self.averaging.evaluate(metrics)}
-
-
-only_inside(INTERFACE.private, _Averaged)

@@ -7,12 +7,11 @@ Files have the format of a run's checkpoints: a JSON manifest and immutable safe
 with checksums; the two newest states are kept.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -77,9 +76,8 @@ class Interface(NamedTuple):
 
     pack: Callable[[Arrays], Any]
     unpack: Callable[[Any], Arrays]
-    mean: type  # the strategy that computes the plain mean
-    aggregate: str  # the method that does
-    private: tuple[type, ...]  # wrappers for differential privacy, which add noise
+    strategies: ModuleType  # with Flower's own strategies
+    aggregate: str  # the method of a strategy that computes the new model
 
 
 class Averaging:
@@ -98,24 +96,22 @@ class Averaging:
         for name in options:
             if name not in DEFAULTS:
                 raise unknown("setting", name, DEFAULTS)
-        settings = {**DEFAULTS, **options}
+        self._settings = settings = {**DEFAULTS, **options}
         check(
             settings["serve"] != "better",
             "serve='better' was removed: evaluate the models of result.models on validation data "
             "and take the better one, or choose serve='plain' or 'average'.",
         )
-        check_one_of("serve", settings["serve"], ("plain", "average"))
-        check_one_of(
-            "evaluate_clients_with", settings["evaluate_clients_with"], ("average", "plain")
-        )
+        for name in ("serve", "evaluate_clients_with"):
+            check_one_of(name, settings[name], ("plain", "average"))
         check_one_of("window_store", settings["window_store"], ("memory", "files"))
         check_one_of("store_dtype", settings["store_dtype"], ("float32", "bfloat16"))
         check_switch("lower_is_better", settings["lower_is_better"])
         check_count("save_every", settings["save_every"])
-        self._settings = settings
 
         self.averagers = named(averagers)
-        check(bool(self.averagers), "averaged() needs an averager, for example WIMA(window=100).")
+        self.names = list(self.averagers)  # the first is "the average"
+        check(bool(self.names), "averaged() needs an averager, for example WIMA(window=100).")
         parts = sorted({a.part for a in self.averagers.values()} - {"all"})
         if parts and not settings["classifier"]:
             raise UsageError(
@@ -124,32 +120,32 @@ class Averaging:
             )
         self.clients: dict[int, Any] = {}  # round -> model -> metric -> its summary over clients
         self._interface, self._strategy = interface, StrategyState(strategy)
+        self.round = self._strategy.round  # from Flower's number of a round to ours
         self._steps: Steps | None = None  # computed only if an averager needs them
         if any(averager.rule().needs_gradient for averager in self.averagers.values()):
             private = check_private_mean(strategy, interface)
             self._steps = Steps(interface.unpack, released=private)
         self._rounds: int | None = settings["rounds"]  # of the run
-        self._newest: Arrays = {}
-        self._initial: Arrays = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}  # empty before any model has been seen
+        self._newest: Arrays = {}  # the newest model; before the first round, the initial one
         self._layout: Layout | None = None  # of the vector that is averaged
         self._dtype = torch.float32  # of that vector
         self._averages: Averages | None = None
-        self._store = _open(settings["folder"])
-        if self._store is None:
+        self._store: Segments | None = None
+        if settings["folder"] is None:
             check(settings["window_store"] != "files", "window_store='files' needs a folder.")
             return
-        self._unlock = weakref.finalize(self, Lock(self._store.folder).release)
+        folder = Path(settings["folder"])
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be used as a folder: {error.strerror}.") from None
+        self._unlock = weakref.finalize(self, Lock(folder).release)
+        try:
+            self._store = Segments(folder)
             self._restore(self._store)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the averages; the first is "the average"."""
-        return list(self.averagers)
 
     @property
     def seen(self) -> int:
@@ -174,9 +170,9 @@ class Averaging:
 
     def model(self, name: str) -> Any:
         """The named model: "plain", or an average; with the dtypes of the newest model."""
-        if self._averages is None or self._layout is None:
+        if self._averages is None or self._layout is None or not self.seen:
             raise RunError(f"There is no model {name!r} yet: no round has been aggregated.")
-        arrays = {key: array.copy() for key, array in self._newest.items()}
+        arrays = dict(self._newest)
         if name != "plain":
             parts = self._layout.unflatten(self._averages.vector(name))
             arrays |= {key: part.numpy().astype(arrays[key].dtype) for key, part in parts.items()}
@@ -194,21 +190,16 @@ class Averaging:
         """
         if self._rounds is None:
             self._rounds = rounds
-        if not self._shapes:
-            self._initial = {n: a.copy() for n, a in self._interface.unpack(packed).items()}
-            self._shapes = shapes_of(self._initial)
+        if not self._newest:
+            self._newest = self._interface.unpack(packed)
         if self._strategy.waiting is not None:
             self._strategy.begin(self._interface.unpack(packed), self._newest)
-
-    def round(self, t: int) -> int:
-        """The number of Flower's round t, counted across server restarts."""
-        return self._strategy.round(t)
 
     def send(self, packed: Any) -> None:
         """Start a round with the model that clients train from."""
         self.begin(packed)
         if self._steps is not None:
-            self._steps.send(packed, self._averaged(), self._shapes)
+            self._steps.send(packed, self._averaged(), shapes_of(self._newest))
 
     def listen(self, replies: Any, read: Callable[[Any], tuple[Any, float] | None]) -> Any:
         """The round's replies, unchanged; they are read only if an averager needs their mean."""
@@ -222,11 +213,10 @@ class Averaging:
             raise RunError(f"Round {t}: the model cannot be read: {error}.") from None
         step = None if self._steps is None else self._steps.end(t, arrays)
         self._strategy.done = t
-        if self._shapes:
-            _check_same_arrays(t, self._shapes, shapes_of(arrays))
+        self._newest = self._newest or arrays
+        _check_same_arrays(t, shapes_of(self._newest), shapes_of(arrays))
         if self._averages is None:
-            self._initial = self._initial or arrays
-            self._lay_out(self._averaged(), arrays, self._initial)
+            self._lay_out(self._averaged(), arrays, self._newest)
         assert self._averages is not None and self._layout is not None
         w = flatten(arrays, self._layout.slices, self._dtype)
         if not bool(torch.isfinite(w).all()):
@@ -241,7 +231,7 @@ class Averaging:
             if not bool(torch.isfinite(step).all()):
                 step = None  # too large for the models' dtype
         self._averages.update(w, step)
-        self._newest = {name: array.copy() for name, array in arrays.items()}
+        self._newest = arrays
         if self.seen % self._settings["save_every"] == 0:
             self.save()
 
@@ -249,11 +239,9 @@ class Averaging:
         """The names of the arrays that are averaged, in the order of the vector."""
         if self._layout is not None:
             return list(self._layout.slices)
-        return [name for name, array in self._initial.items() if _is_averaged(name, array)]
+        return [name for name, array in self._newest.items() if _is_averaged(name, array)]
 
-    def _lay_out(
-        self, averaged: Sequence[str], like: Arrays, initial: Arrays | None = None
-    ) -> None:
+    def _lay_out(self, averaged: Sequence[str], like: Arrays, initial: Arrays) -> None:
         """Fix which arrays are averaged, their places in the vector, and its dtype."""
         check(bool(averaged), "The model has no floating-point array: there is nothing to average.")
         classifier = tuple(self._settings["classifier"])
@@ -263,22 +251,18 @@ class Averaging:
                 f"classifier: there is no floating-point array {missing[0]!r}; "
                 f"the model has {', '.join(averaged)}."
             )
-        shapes, slices, start = {name: like[name].shape for name in averaged}, {}, 0
-        for name, shape in shapes.items():
-            slices[name] = slice(start, start + prod(shape))
-            start = slices[name].stop
-        self._layout = Layout(slices, shapes, start, classifier)
+        shapes = {name: torch.empty(like[name].shape, device="meta") for name in averaged}
+        self._layout = replace(Layout.of(shapes), classifier=classifier)
         double = any(like[name].dtype.itemsize > 4 for name in averaged)
         self._dtype = torch.float64 if double else torch.float32
         averagers = {name: self._for_run(a) for name, a in self.averagers.items()}
         self._averages = Averages(
             averagers,
-            flatten(initial or like, averaged, self._dtype),
+            flatten(initial, averaged, self._dtype),
             self._layout.mask,
             mapped=self._store if self._settings["window_store"] == "files" else None,
             dtype=torch.bfloat16 if self._settings["store_dtype"] == "bfloat16" else None,
         )
-        self._initial, self._shapes = {}, shapes_of(like)
 
     def _for_run(self, averager: Averager) -> Averager:
         if self._rounds is not None:
@@ -299,14 +283,10 @@ class Averaging:
 
         Never raises because of what clients sent: values that are not numbers are left out.
         """
-        numbers = {
-            name: None  # a dict, to keep their order
-            for answer in answers
-            for name, value in answer.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        pairs = [pair for answer in answers for pair in answer.items()]
+        numbers = [n for n, v in pairs if isinstance(v, int | float) and not isinstance(v, bool)]
         metrics: dict[str, Any] = {}
-        for name in numbers:
+        for name in dict.fromkeys(numbers):
             values = [float(answer[name]) for answer in answers if is_number(answer.get(name))]
             if len(values) < len(answers):
                 log.warning(
@@ -314,12 +294,11 @@ class Averaging:
                     "leaves them out.",
                     *(t, len(answers) - len(values), len(answers), name),
                 )
-            if not values:
-                continue
-            metrics[name] = summary(values)
-            lower = self._settings["lower_is_better"] and name == self._settings["metric"]
-            if lower or name.lower().endswith("loss"):
-                metrics[name]["worst"] = -summary([-value for value in values])["worst"]
+            if values:
+                metrics[name] = summary(values)
+                lower = self._settings["lower_is_better"] and name == self._settings["metric"]
+                if lower or name.lower().endswith("loss"):
+                    metrics[name]["worst"] = -summary([-value for value in values])["worst"]
         if metrics:
             self.clients[t] = {self.evaluated: metrics}
 
@@ -379,19 +358,13 @@ class Averaging:
         def tensor(name: str) -> Tensor:
             return store.read(content["vectors"], name)
 
-        try:
-            names = content["arrays"]["newest"]
-            self._newest = {name: np.array(tensor(f"newest {name}").numpy()) for name in names}
-            self._lay_out(content["arrays"]["averaged"], self._newest)
-            assert self._averages is not None
-            self._averages.load(content, store, tensor)
-            if "strategy" in extra:
-                self._strategy.decode(extra["strategy"], tensor)
-        except UsageError:
-            raise
-        except manifests.MALFORMED as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise RunError(f"The state in {store.folder} does not fit: {reason}") from error
+        names = content["arrays"]["newest"]
+        self._newest = {name: np.array(tensor(f"newest {name}").numpy()) for name in names}
+        self._lay_out(content["arrays"]["averaged"], self._newest, self._newest)
+        assert self._averages is not None
+        self._averages.load(content, store, tensor)
+        if "strategy" in extra:
+            self._strategy.decode(extra["strategy"], tensor)
         log.info("Averages resumed after %s models, from %s.", self.seen, store.folder)
 
     def close(self) -> None:
@@ -400,32 +373,23 @@ class Averaging:
             self._unlock()
 
 
-def _open(folder: str | Path | None) -> Segments | None:
-    if folder is None:
-        return None
-    path = Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be used as a folder: {error.strerror}.") from None
-    return Segments(path)
-
-
 def check_private_mean(strategy: Any, interface: Interface) -> bool:
     """Whether the strategy is private; raises unless its released models are means plus noise.
 
     The replies to a private strategy have no noise yet, so they are not looked at.  The difference
     of two released models is the mean step plus noise, if it is the plain mean that gets the noise.
+    Flower's wrappers for differential privacy, which add noise, are known by their names.
     """
-    private = any(isinstance(layer, interface.private) for layer in layers(strategy))
-    rule = interface.aggregate
-    means = [getattr(kind, rule) for kind in (*interface.private, interface.mean)]
+    known, rule = vars(interface.strategies), interface.aggregate
+    wrappers = [known[name] for name in known if name.startswith(("DifferentialPrivacy", "DPFed"))]
+    private = any(isinstance(layer, tuple(wrappers)) for layer in layers(strategy))
+    means = [getattr(kind, rule) for kind in (*wrappers, known["FedAvg"])]
     for layer in layers(strategy) if private else ():
         check(
             getattr(type(layer), rule, None) in means,
-            f"window='auto' with differential privacy needs {interface.mean.__name__}'s mean, so "
-            f"that it sees only released models; {type(layer).__name__} aggregates in its own way. "
-            "Use a fixed window, for example WIMA(window=100).",
+            "window='auto' with differential privacy needs FedAvg's mean, so that it sees only "
+            f"released models; {type(layer).__name__} aggregates in its own way. Use a fixed "
+            "window, for example WIMA(window=100).",
         )
     return private
 
@@ -444,19 +408,18 @@ def _is_averaged(name: str, array: np.ndarray[Any, Any]) -> bool:
 def _check_same_arrays(
     t: int, expected: Mapping[str, tuple[int, ...]], got: Mapping[str, tuple[int, ...]]
 ) -> None:
-    gone, new = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
-    if gone or new:
-        change = [f"{name!r} is missing" for name in gone] + [f"{name!r} is new" for name in new]
+    changes = [f"{name!r} is missing" for name in sorted(expected.keys() - got.keys())]
+    changes += [f"{name!r} is new" for name in sorted(got.keys() - expected.keys())]
+    changes += [
+        f"{name!r} has shape {got[name]}, before it was {shape}"
+        for name, shape in expected.items()
+        if name in got and got[name] != shape
+    ]
+    if changes:
         raise RunError(
-            f"Round {t}: the arrays of the model have changed ({', '.join(change)}); "
-            "models can only be averaged if all have the same arrays."
+            f"Round {t}: the arrays of the model have changed ({', '.join(changes)}); models can "
+            "only be averaged if all have the same arrays, of the same shapes."
         )
-    for name, shape in expected.items():
-        if shape != got[name]:
-            raise RunError(
-                f"Round {t}: array {name!r} has shape {got[name]}, before it was {shape}; models "
-                "can only be averaged if all have the same shapes."
-            )
 
 
 def layers(strategy: Any) -> Iterator[Any]:
@@ -481,26 +444,25 @@ class StrategyState:
         self._strategy = weakref.ref(strategy)  # weak, because the strategy holds this object
         names = [type(layer).__name__ for layer in layers(strategy)]
         self._name = "(".join(names) + ")" * (len(names) - 1)
-        self._before = {path: value for path, _, value in self._attributes() if is_number(value)}
+        self._before = {path: value for path, value in self._attributes() if is_number(value)}
         self.done = 0  # the last round that was averaged
         self._offset: int | None = None  # rounds of earlier servers
         self.waiting: dict[str, Any] | None = None  # values to restore, by path
 
-    def _attributes(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yields the path, the owner and the value of every attribute."""
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        """Yields the path and the value of every attribute."""
         for depth, layer in enumerate(layers(self._strategy())):
             for name, value in vars(layer).items():
-                value = value.item() if isinstance(value, np.number) else value
-                yield "strategy." * depth + name, layer, value
+                number = isinstance(value, np.number)
+                yield "strategy." * depth + name, value.item() if number else value
 
     def encode(self, tensors: dict[str, Tensor]) -> Json:
         """The state as JSON; its arrays are added to the tensors."""
         values: dict[str, Any] = {}
-        for path, _, value in self._attributes():
-            arrays = _as_dict(value)
+        for path, value in self._attributes():
+            kind, arrays = _arrays_in(value)
             if arrays:
-                kind = next(kind for kind in (dict, list, np.ndarray) if isinstance(value, kind))
-                values[path] = {kind.__name__: list(arrays)}
+                values[path] = {kind: list(arrays)}
                 for name, array in arrays.items():
                     tensors[f"strategy {path} {name}"] = torch.from_numpy(np.array(array))
             elif is_number(value) and value != self._before.get(path):
@@ -554,13 +516,15 @@ class StrategyState:
         return t + self._offset
 
 
-def _as_dict(value: Any) -> dict[Any, Any] | None:
-    """An array, or a list or dict of arrays, as a dict; None if it is anything else."""
-    if isinstance(value, list):
-        value = dict(enumerate(value))
-    elif not isinstance(value, dict):
-        value = {"": value}
-    return value if all(map(_is_plain, value.values())) else None
+def _arrays_in(value: Any) -> tuple[str, dict[Any, Any]]:
+    """The arrays in an array, list or dict by name, and which it is; none in anything else."""
+    if isinstance(value, dict):
+        kind, arrays = "dict", value
+    elif isinstance(value, list):
+        kind, arrays = "list", dict(enumerate(value))
+    else:
+        kind, arrays = "ndarray", {"": value}
+    return kind, arrays if all(map(_is_plain, arrays.values())) else {}
 
 
 def _is_plain(array: Any) -> bool:

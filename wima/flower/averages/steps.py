@@ -4,8 +4,6 @@ It is computed before the strategy's own rule: a step with momentum or Adam show
 from, not where the loss decreases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf

@@ -1,11 +1,7 @@
 """The average on any of Flower's strategies: `averaged(FedAvg(), WIMA(window=100))`."""
 
-from __future__ import annotations
-
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -38,36 +34,6 @@ def subclassed(strategy: Any, mixin: type, averaging: Averaging) -> None:
     strategy.averaging = averaging
 
 
-def private_in(module: ModuleType) -> tuple[type, ...]:
-    """Flower's wrappers for differential privacy in one of its modules of strategies."""
-    names = [name for name in vars(module) if name.startswith(("DifferentialPrivacy", "DPFed"))]
-    return tuple(getattr(module, name) for name in names)
-
-
-def only_inside(wrappers: Iterable[Any], mixin: type) -> None:
-    """Make Flower's wrappers for differential privacy refuse a strategy that is averaged.
-
-    Such a strategy cannot refuse by itself: it never learns of its wrapper.
-    """
-
-    def checked(construct: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(construct)
-        def construct_checked(self: Any, strategy: Any, *args: Any, **kwargs: Any) -> None:
-            name = type(self).__name__
-            check(
-                not any(isinstance(layer, mixin) for layer in layers(strategy)),
-                f"{name}(averaged(...)) would average the models before {name} adds its noise, and "
-                "their average would be released without protection. Put the average outside: "
-                f"averaged({name}(...)), where it only sees private models.",
-            )
-            construct(self, strategy, *args, **kwargs)
-
-        return construct_checked
-
-    for wrapper in wrappers:
-        wrapper.__init__ = checked(wrapper.__init__)
-
-
 def averaged(
     strategy: S, averagers: Averager | Sequence[Averager], **options: Unpack[AveragingOptions]
 ) -> S:
@@ -82,25 +48,9 @@ def averaged(
 
     The instance is modified in place and returned.
 
-    Examples:
-        >>> import numpy as np
-        >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-        >>> from flwr.clientapp import ClientApp
-        >>> from flwr.serverapp.strategy import FedAvg
-        >>> from wima import WIMA
-        >>> from wima.flower import LocalGrid, averaged
-        >>> app = ClientApp()
-        >>> @app.train()
-        ... def train(message, context):  # every client adds 1 to the model
-        ...     w = message.content["arrays"]["w"].numpy() + 1
-        ...     content = {"arrays": ArrayRecord({"w": Array(w)})}
-        ...     content["metrics"] = MetricRecord({"num-examples": 1})
-        ...     return Message(RecordDict(content), reply_to=message)
-        >>> strategy = averaged(FedAvg(fraction_evaluate=0.0), WIMA(window=3))
-        >>> with LocalGrid(app, nodes=2, workers=1) as grid:
-        ...     result = strategy.start(grid, ArrayRecord({"w": Array(np.zeros(1))}), num_rounds=4)
-        >>> {name: model["w"].numpy().tolist() for name, model in result.models.items()}
-        {'plain': [4.0], 'wima3': [3.0]}
+    Differential privacy goes inside: `averaged(DifferentialPrivacy...(...), ...)` only sees models
+    with noise.  The other way round, averages would be of models without it; a strategy cannot
+    refuse this, because it never learns of its wrapper.
     """
     check(
         isinstance(strategy, Strategy),
@@ -116,10 +66,10 @@ def _pack(arrays: Arrays) -> ArrayRecord:
 
 
 def _unpack(record: ArrayRecord) -> Arrays:
-    return {name: to_numpy(array) for name, array in record.items()}  # copies
+    return {name: to_numpy(array) for name, array in record.items()}
 
 
-INTERFACE = Interface(_pack, _unpack, FedAvg, "aggregate_train", private_in(strategies))
+INTERFACE = Interface(_pack, _unpack, strategies, "aggregate_train")
 
 
 def _innermost(strategy: Strategy, name: str) -> Any:
@@ -228,6 +178,3 @@ class _Averaged(_Next):
         metrics = super().aggregate_evaluate(t, overhear(replies, take))
         self.averaging.summarize(server_round, answers)
         return metrics
-
-
-only_inside(INTERFACE.private, _Averaged)

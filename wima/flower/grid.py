@@ -4,8 +4,6 @@
 pass to a strategy's `start`.
 """
 
-from __future__ import annotations
-
 import pickle
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,10 +29,8 @@ from wima.flower.private import (
     ErrorCode,
     Run,
     TaskIdentity,
-    context_bytes,
-    context_of,
-    message_bytes,
-    message_of,
+    from_bytes,
+    to_bytes,
 )
 
 # The first number after the seed in addresses of random numbers.
@@ -60,21 +56,6 @@ class LocalGrid(Grid):
 
     With one worker, nodes run in this process while messages are sent, and no timeout
     interrupts them.  workers=None: one per core.
-
-    Examples:
-        >>> from flwr.app import ConfigRecord, Message, RecordDict
-        >>> from flwr.clientapp import ClientApp
-        >>> from wima.flower import LocalGrid
-        >>> app = ClientApp()
-        >>> @app.query()
-        ... def who(message, context):
-        ...     answer = ConfigRecord({"client": context.node_config["partition-id"]})
-        ...     return Message(RecordDict({"who": answer}), reply_to=message)
-        >>> with LocalGrid(app, nodes=3, workers=1) as grid:
-        ...     asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-        ...     replies = list(grid.send_and_receive(asked))
-        >>> [reply.content["who"]["client"] for reply in replies]
-        [0, 1, 2]
     """
 
     def __init__(
@@ -103,8 +84,6 @@ class LocalGrid(Grid):
         self._sent, self._lock = 0, RLock()
         self._app = client_app
         self._workers = None if workers == 1 else Workers(client_app, workers)
-        self._threads = None if workers == 1 else ThreadPoolExecutor(workers)  # one per worker
-
         self._generators = preserved()
         TaskIdentity.task_id = 1  # Flower stamps the messages that this process makes
         TaskIdentity.run_id, TaskIdentity.node_id = run_id, SUPERLINK_NODE_ID
@@ -121,8 +100,7 @@ class LocalGrid(Grid):
 
     def close(self) -> None:
         """End the worker processes; pending messages are dropped."""
-        if self._threads is not None and self._workers is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._workers is not None:
             self._workers.close()
 
     def set_run(self, run: Run) -> None:
@@ -169,10 +147,10 @@ class LocalGrid(Grid):
             return number
         call = (node, message, node.messages, node.last)
         node.messages += 1
-        if self._threads is None:
+        if self._workers is None:
             node.last = _done(self._visit(*call))
         else:
-            node.last = self._threads.submit(self._visit, *call)
+            node.last = self._workers.threads.submit(self._visit, *call)
         self._replies[number] = node.last
         return number
 
@@ -218,18 +196,6 @@ def run_flower(
     """Run a Flower app; returns the server's final context.
 
     options: see `LocalGrid`.
-
-    Examples:
-        >>> from flwr.app import ConfigRecord
-        >>> from flwr.clientapp import ClientApp
-        >>> from flwr.serverapp import ServerApp
-        >>> from wima.flower import run_flower
-        >>> server = ServerApp()
-        >>> @server.main()
-        ... def main(grid, context):
-        ...     context.state["nodes"] = ConfigRecord({"count": len(list(grid.get_node_ids()))})
-        >>> run_flower(server, ClientApp(), nodes=3, workers=1).state["nodes"]["count"]
-        3
     """
     check(isinstance(server_app, ServerApp), f"expected a ServerApp, got {server_app!r:.80}.")
     with LocalGrid(client_app, nodes, run_config=run_config, **options) as grid:
@@ -282,19 +248,24 @@ class Workers:
     def __init__(self, app: ClientApp, workers: int) -> None:
         refused = "The ClientApp cannot be sent to worker processes ({}); use workers=1."
         self._app = pickled(app, refused)
-        self._all = [Worker(__name__) for _ in range(workers)]
+        self.threads = ThreadPoolExecutor(workers)  # one per worker
+        self._all: set[Worker] = set()
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         try:
-            for worker in self._all:  # they start at the same time
-                worker.send({}, self._app)
-            for worker in self._all:
-                self._ready(worker)
+            for worker in [self._started() for _ in range(workers)]:  # at the same time
+                self._await(worker)
                 self._idle.put(worker)
         except BaseException:
             self.close()
             raise
 
-    def _ready(self, worker: Worker) -> None:
+    def _started(self) -> Worker:
+        worker = Worker(__name__)
+        self._all.add(worker)
+        worker.send({}, self._app)
+        return worker
+
+    def _await(self, worker: Worker) -> None:
         """Wait until the worker has loaded the app."""
         try:
             ((header, _),) = worker.receive()
@@ -312,21 +283,22 @@ class Workers:
         """As the function `visit`; may be called from several threads."""
         worker = self._idle.get()
         try:
-            header = {"address": list(address)}
-            worker.send(header, message_bytes(message), context_bytes(context))
-            ((_, (reply, *changed)),) = worker.receive()
+            worker.send({"address": list(address)}, *to_bytes(message, context))
+            ((_, parts),) = worker.receive()
         except Exited as exited:
             end([worker])
-            index, worker = self._all.index(worker), Worker(__name__)
-            self._all[index] = worker
-            worker.send({}, self._app)
-            self._ready(worker)
+            self._all.discard(worker)
+            worker = self._started()
+            self._await(worker)
             return failed(message, ErrorCode.UNKNOWN, exited), None
         finally:
             self._idle.put(worker)
-        return message_of(reply), context_of(changed[0]).state if changed else None
+        reply, changed = from_bytes(*parts)
+        return reply, None if changed is None else changed.state
 
     def close(self) -> None:
+        """End the processes; pending messages are dropped."""
+        self.threads.shutdown(wait=True, cancel_futures=True)
         end(self._all)
 
 
@@ -342,11 +314,11 @@ def main() -> None:
     parent.send({})
     with one_thread():
         for header, parts in parent:
-            message, context = message_of(parts[0]), context_of(parts[1])
+            message, context = from_bytes(*parts)
+            assert context is not None
             reply, state = visit(app, message, context, header["address"])
             try:
-                changed = [] if state is None else [context_bytes(context)]
-                answer = [message_bytes(reply), *changed]
+                answer = to_bytes(reply, None if state is None else context)
             except Exception as error:  # a record that Flower cannot serialise
-                answer = [message_bytes(failed(message, ErrorCode.UNKNOWN, error))]
+                answer = to_bytes(failed(message, ErrorCode.UNKNOWN, error))
             parent.send({}, *answer)

@@ -1,1 +1,0 @@
-"""Runs any Flower app on our own processes."""
