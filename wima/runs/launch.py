@@ -147,9 +147,10 @@ def resume(
     changes: settings, as `key=value`, that affect how the run is computed but not its result.
     """
     folder.check_no_links(path)
-    run = read_run(path)
+    read_run(path)  # raises if it is none
     lock = Lock(path)
     try:
+        run = read_run(path)  # again: another process may just have ended it
         if run.status["state"] == "done" and is_intact(run):
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
         wanted = checkpoint.settings_to_resume(run, changes)
