@@ -185,3 +185,14 @@ def test_unfinished_runs_do_not_count_and_are_named(tmp_path, cli):
     assert "2 of 3" in out and "0 of 1" in out
     found = row(compare([Path("runs")], Measure()), "scaffold/plain")
     assert found.mean == pytest.approx(means("scaffold", "plain", (0, 1)).mean())
+
+
+def test_equal_differences_have_no_p_and_the_caption_says_why(tmp_path):
+    for method, height in (("fedavg", 0.5), ("scaffold", 0.52)):
+        for seed in (0, 1):
+            values = {"plain": np.full(ROUNDS, height + seed / 10)}
+            write_run(tmp_path / f"{method}-{seed}", {"algorithm": method, "seed": seed}, values)
+    made = compare([tmp_path], Measure())
+    assert made.tests == 0 and not any("†" in cell for line in grid(made).lines for cell in line)
+    assert grid(made).lines[1][4:7] == ["+2.00", "", ""]
+    assert any("all differences are equal" in line for line in caption(made))

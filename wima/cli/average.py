@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -144,7 +145,7 @@ def _advice_table(rows: Sequence[Row], metric: str) -> Table:
     for row in rows:
         plain = row is rows[0]
         gain = "" if plain else f"{row.gain:+.5f}"
-        margin = "" if plain or ends == 1 else f"{row.margin:.5f}"
+        margin = "" if plain or isnan(row.margin) else f"{row.margin:.5f}"
         table.add_row(row.rule.name, f"{row.mean:.5f}", f"{row.deviation:.5f}", gain, margin)
     return table
 

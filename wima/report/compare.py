@@ -19,6 +19,7 @@ from wima.experiments.sheet import own_sheet
 from wima.report import text
 from wima.report.inputs import COMPARED, Omitted, gather
 from wima.report.names import Method, also_differ, by_size, methods_of
+from wima.report.statistics import CONSTANT
 from wima.report.table import Entry, Grid, Place, Places, Table, make_table, models_of
 from wima.storage.files import check_place, written
 
@@ -209,6 +210,7 @@ def caption(comparison: Comparison) -> list[str]:
     lines[1] += "."
     if 1 in pairs:
         lines.append("One shared seed: no interval. One seed says nothing about others.")
+    lines += [CONSTANT] if any(gain.is_constant for gain in comparison.table.gains) else []
     return lines
 
 

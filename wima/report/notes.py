@@ -8,6 +8,7 @@ from typing import Any
 from wima.core.measure import PLAIN
 from wima.core.statistics import LEAST, RISK
 from wima.experiments.plan import scales
+from wima.report.statistics import CONSTANT
 from wima.report.table import Table, common_seeds
 from wima.runs.settings import NOT_IN_RESULTS, Settings, change, make_settings, presets, read_table
 
@@ -48,8 +49,10 @@ def gain_notes(table: Table) -> list[str]:
             "* One seed: the interval is from the rounds of that run, widened for their "
             "correlation. It says nothing about other seeds."
         )
-    if len(shown) < len(table.gains):
+    constant = [gain for gain in table.gains if gain.is_constant]
+    if len(shown) + len(constant) < len(table.gains):
         lines.append(f"No interval: one seed, and fewer than {LEAST} evaluations in these rounds.")
+    lines += [CONSTANT] if constant else []
     return [*lines, holm_note(len(shown))] if shown else lines
 
 

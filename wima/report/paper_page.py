@@ -98,7 +98,8 @@ def headline(tables: Sequence[Table]) -> str:
         gain = found[0].gain
         text = f"{who} changes test {measure.metric} by {points(gain.mean)}"
         if isnan(gain.half):
-            text += ", no interval: too few evaluations"
+            constant = "all differences are equal"
+            text += f", no interval: {constant if gain.is_constant else 'too few evaluations'}"
         else:
             text += between(gain.mean - gain.half, gain.mean + gain.half)
         return f"{text} ({found[0].place}). {seeds}"
@@ -106,7 +107,8 @@ def headline(tables: Sequence[Table]) -> str:
     improvements = [measure.sign * one.gain.mean for one in found]
     better = sum(improvement > 0 for improvement in improvements)
     known = sum(not isnan(one.gain.half) for one in found)
-    sure = " (too few evaluations for intervals)"
+    constant = any(one.gain.is_constant for one in found)
+    sure = f" ({'no intervals' if constant else 'too few evaluations for intervals'})"
     if known:
         clear = [measure.sign * one.gain.mean > 0 for one in found if one.gain.marked]
         worse = f", significantly worse in {clear.count(False)}" if False in clear else ""
@@ -306,9 +308,9 @@ def _legend(tables: Sequence[Table]) -> list[str]:
     """The notes that several tables have in common, once each."""
     lines = [line for table in tables for line in gain_notes(table) if "Holm" not in line]
     counts = [
-        f"{len(table.gains)} in {' '.join(filter(None, [table.sheet.name, table.sheet.scale]))}"
+        f"{intervals} in {' '.join(filter(None, [table.sheet.name, table.sheet.scale]))}"
         for table in tables
-        if table.gains
+        if (intervals := sum(not isnan(gain.half) for gain in table.gains))
     ]
     lines.append(f"{HOLM} {', '.join(counts)}.")
     smaller = [table.sheet for table in tables if table.sheet.scale not in ("", "paper")]

@@ -13,7 +13,7 @@ import numpy as np
 from wima.core.measure import PLAIN, Measure
 from wima.report.inputs import LEVELS
 from wima.report.notes import holm_note
-from wima.report.statistics import Interval, corrected, gain, late
+from wima.report.statistics import CONSTANT, Interval, corrected, gain, late
 from wima.report.table import Entry, Grid, Member, Table, places
 
 Points = list[tuple[float, float]]
@@ -216,7 +216,9 @@ def _grid(
     if intervals:
         notes += [f"{word}: against plain, paired by seed, with Student's 95 % interval."]
         notes += [holm_note(intervals)]
-    elif gains:
+    constant = any(one.is_constant for one in gains.values())
+    notes += [CONSTANT] if constant else []
+    if gains and not (intervals or constant):
         notes += [f"{word}: against plain. One seed: no interval; this says nothing about others."]
     return Grid(len(lines[0][0]), [*header, *seeds], body), notes
 
