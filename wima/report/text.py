@@ -1,7 +1,5 @@
 """Tables as Markdown, LaTeX and CSV, and every number as a line of CSV."""
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
@@ -18,6 +16,7 @@ DATA = ["sheet", "row", "column", "heading", "seed", "run", "model", "state"]
 DATA += ["rounds_done", "rounds", "mean", "deviation", "jump", "forgetting", "reached"]
 DATA += ["evaluations", "seeds", "gain", "gain_half", "gain_basis", "gain_size"]
 DATA += ["gain_p", "gain_p_holm", "paper", "where", "remark"]
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+][0-9]+)?")
 SPECIAL = {char: "\\" + char for char in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {"±": r"$\pm$", "α": r"$\alpha$", "−": "$-$", "<": "$<$", ">": "$>$", '"': "''"}
@@ -156,16 +155,15 @@ def tabular(table: Grid, papers: bool = True) -> list[str]:
 
 
 def csv_text(lines: Iterable[Sequence[Any]]) -> str:
-    """Lines of CSV; empty where there is no number; no text is a formula for a spreadsheet."""
+    """Lines of CSV: text in quotes, numbers without, and nothing where there is no number."""
 
-    def cell(item: Any) -> Any:
-        if item is None or (isinstance(item, float) and isnan(item)):
-            return ""
-        return item if isinstance(item, int | float) else in_spreadsheet(str(item))
+    def cell(item: Any) -> str:
+        text = "" if item is None or (isinstance(item, float) and isnan(item)) else str(item)
+        if not text or NUMBER.fullmatch(text):
+            return text
+        return '"' + in_spreadsheet(text).replace('"', '""') + '"'
 
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(map(cell, line) for line in lines)
-    return file.getvalue()
+    return "".join(",".join(map(cell, line)) + "\n" for line in lines)
 
 
 def grid_csv(table: Grid) -> str:
