@@ -11,7 +11,7 @@ from scipy import stats
 from tests.helpers.comparisons import HEIGHTS, LAST, ROUNDS, level, noisy, numbers, write_method
 from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
-from wima.report.compare import LEVEL, Comparison, caption, compare, grid, warnings
+from wima.report.compare import Comparison, caption, compare, grid, warnings
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 SEEDS, MODELS = (0, 1, 2), ("plain", "wima5")
@@ -85,7 +85,7 @@ def test_of_a_loss_less_is_better(three):
         found, -1
     )
     least = min(range(len(made.rows)), key=lambda number: made.rows[number].mean)
-    assert {number for number, column in grid(made).best if column == LEVEL} == {least}
+    assert {number for number, column in grid(made).best if column == 2} == {least}
 
 
 def test_the_last_rounds_can_be_chosen(three):

@@ -88,9 +88,7 @@ def _table(comparison: Comparison) -> Table:
 
     from wima.report import compare as comparing
 
-    unwanted = {comparing.SEEDS} if comparing.same_seeds(comparison) else set()
-    unwanted |= set() if comparison.tests else {comparing.P, comparing.HOLM}
-    shown = comparing.without(comparing.grid(comparison), unwanted)
+    shown = comparing.grid(comparison, comparing.constant_columns(comparison))
     table = tables.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method/model", overflow="fold")
     for name in shown.header[shown.labels :]:

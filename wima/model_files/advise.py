@@ -148,8 +148,8 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         return [f"{gain}.", "With one end point, the uncertainty is unknown; use --ends 5."]
     more = f"--ends {2 * ends}"
     if np.isnan(best.margin):
-        equal = f"All {ends} gains are equal. With few end points that is often chance, so the "
-        return [f"{gain}; gain {best.gain:.3g}.", f"{equal}uncertainty is unknown; use {more}."]
+        why = f"All {ends} gains are equal. With few end points that is often chance, so the "
+        return [f"{gain}; gain {best.gain:.3g}.", f"{why}uncertainty is unknown; use {more}."]
     summary = f"{gain}; gain {best.gain:.3g} ± {best.margin:.2g} over {ends} end points."
     if best.gain <= best.margin:
         noise = "That is within the noise, so there is no evidence that averaging helps here."

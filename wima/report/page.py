@@ -21,7 +21,7 @@ from wima.core.measure import Measure, megabytes
 from wima.report.figures import PANELS, band_of
 from wima.report.inputs import Omitted, Source
 from wima.report.names import proper
-from wima.report.notes import bytes_notes, gain_notes, settings_notes
+from wima.report.notes import Section, below, bytes_notes, gain_notes, settings_notes
 from wima.report.paper_page import (
     TITLE,
     Found,
@@ -32,7 +32,6 @@ from wima.report.paper_page import (
     glance_notes,
     headline,
 )
-from wima.report.sections import Section, below
 from wima.report.statistics import Curve, thinned
 from wima.report.table import Entry, Table, common_seeds
 from wima.runs.summary import sparse_until

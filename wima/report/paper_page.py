@@ -98,8 +98,8 @@ def headline(tables: Sequence[Table]) -> str:
         gain = found[0].gain
         text = f"{who} changes test {measure.metric} by {points(gain.mean)}"
         if isnan(gain.half):
-            constant = "all differences are equal"
-            text += f", no interval: {constant if gain.is_constant else 'too few evaluations'}"
+            why = "all differences are equal" if gain.is_constant else "too few evaluations"
+            text += f", no interval: {why}"
         else:
             text += between(gain.mean - gain.half, gain.mean + gain.half)
         return f"{text} ({found[0].place}). {seeds}"

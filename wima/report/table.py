@@ -4,7 +4,6 @@ A report's tables compare averages with the plain model of the same place; `wima
 table of methods and models, which it compares with one of its entries.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, product
 from math import isnan, nan
@@ -223,7 +222,11 @@ def make_table(
     for place, seeds in places.items():
         members = [_member(seed, *seeds[seed], last, measure) for seed in sorted(seeds)]
         paper = printed(sheet.name, *place) if measure.is_share else None
-        entries[place] = _entry(place, members, paper)
+        entry = Entry(*place, members, nan, nan, paper)
+        if not entry.diverged:  # else the other seeds would look too good
+            mean, deviation = over_seeds([score.mean for score in entry.scores.values()])
+            entry = entry._replace(mean=mean, deviation=deviation)
+        entries[place] = entry
     table = Table(sheet, measure, last, entries, baseline)
     gains = {}
     for place, entry in entries.items():
@@ -254,15 +257,6 @@ def _member(seed: int, run: Source | None, model: str, last: int, measure: Measu
         score=numbers,
         sent=int(there[0]) if len(there) else None,
     )
-
-
-def _entry(place: Place, members: list[Member], paper: Printed | None) -> Entry:
-    """The level: mean and deviation over the finished seeds; NaN if one of them diverged."""
-    entry = Entry(*place, members, nan, nan, paper)
-    if entry.diverged:  # the others would look too good
-        return entry
-    mean, deviation = over_seeds([score.mean for score in entry.scores.values()])
-    return entry._replace(mean=mean, deviation=deviation)
 
 
 def _gain(entry: Entry, base: Entry, last: int | None) -> Interval | None:
@@ -320,15 +314,13 @@ def grid(table: Table) -> Grid:
         entries = [table.entries.get(place) for place in places]
         if not any(entries):
             continue
-        cells = [*names]
-        for place, entry in zip(places, entries, strict=True):
+        cells, gains = [*names], [_gain_text(table, entry) for entry in entries]
+        for place, entry, text in zip(places, entries, gains, strict=True):
             best |= {(len(lines), len(cells))} if place in leaders else set()
             cells.append(_value_text(entry, measure))
-            if labels == 1 and place[2] in gained:
-                cells.append(_gain_text(table, entry))
+            cells += [text] if labels == 1 and place[2] in gained else []
         lines.append([*cells, *(_seeds(entries) for _ in counted)])
-        gains = [_gain_text(table, entry) for entry in entries] if labels > 1 else []
-        if any(gains):
+        if labels > 1 and any(gains):
             lines.append([names[0], GAIN + names[1], *gains, *("" for _ in counted)])
     return Grid(labels, [*header, *counted], lines, best)
 
@@ -423,7 +415,7 @@ def _reached_text(entry: Entry | None) -> str:
 
 def _seeds(entries: Collection[Entry | None]) -> str:
     """The seeds of a line: one text if all entries agree, else one for each, in order."""
-    texts = Counter(entry.basis for entry in entries if entry)
-    if len(texts) == 1:
-        return next(iter(texts))
+    texts = [entry.basis for entry in entries if entry]
+    if len({*texts}) == 1:
+        return texts[0]
     return " / ".join(entry.basis if entry else "none" for entry in entries)

@@ -8,8 +8,7 @@ from typing import Any
 
 from wima.core.text import in_spreadsheet
 from wima.report.names import proper
-from wima.report.notes import bytes_notes, level_note, notes
-from wima.report.sections import Section, below
+from wima.report.notes import Section, below, bytes_notes, level_note, notes
 from wima.report.table import GAIN, Entry, Grid, Table, grid, target_grid
 
 DATA = ["sheet", "row", "column", "heading", "seed", "run", "model", "state"]

@@ -15,9 +15,9 @@ from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
 from wima.report.figures import draw_picture, draw_table
 from wima.report.inputs import MARKER, Data, Omitted, gather
+from wima.report.notes import below
 from wima.report.page import page
 from wima.report.paper_page import Notes, beside_paper, draw_opening, markdown_page, split_notes
-from wima.report.sections import below
 from wima.report.table import Table, grid, runs_table, sheet_table
 from wima.report.text import data_csv, grid_csv, latex, markdown, section_latex, write
 from wima.storage.files import check_place, read_text, written
