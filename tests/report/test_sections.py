@@ -179,7 +179,7 @@ def test_runs_without_these_records_have_the_report_that_they_had(made, tmp_path
     assert long.startswith(short) and long.removeprefix(short).startswith("\n**Clients**")
     told, more = (data_of(out)["tables"][0] for out in (bare, made))
     assert more.pop("sections") and told == more
-    assert (bare / "data.csv").read_text("utf-8").splitlines()[0] == csv_text([DATA]).strip()
+    assert (bare / "data.csv").read_text("utf-8").splitlines()[0] == csv_text(DATA, []).strip()
 
 
 ENDINGS = ("md", "tex", "csv")

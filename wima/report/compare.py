@@ -336,4 +336,4 @@ def data_csv(comparison: Comparison) -> str:
             line |= {"won": comparison.won(row), "lost": comparison.won(row, -1)}
         lines.append(line)
     recorded = not all(isnan(_sent(row)) for row in comparison.rows)
-    return text.csv_of([*DATA, "reached_bytes"] if recorded else DATA, lines)
+    return text.csv_text([*DATA, "reached_bytes"] if recorded else DATA, lines)

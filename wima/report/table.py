@@ -198,14 +198,13 @@ def runs_table(runs: Sequence[Source], measure: Measure) -> tuple[Table, list[Om
                 why = f"the same settings and seed as {first.path}"
                 repeats.append(Omitted(str(run.path), why))
         for model in models_of(seeds.values()):
-            places[name.short, "", model] = {seed: (run, model) for seed, run in seeds.items()}
+            places[name, "", model] = {seed: (run, model) for seed, run in seeds.items()}
     headings = sorted(models_of(runs), key=lambda heading: heading != PLAIN)
     last = last_rounds(min((run.settings.rounds for run in runs), default=1))
-    title = "Runs" if len(names) > 1 else f"Runs of {names[0].short}"
-    rows = [name.short for name in names]
-    sheet = own_sheet(RUNS, title, last, rows=rows, headings=headings)
-    table = make_table(sheet, places, measure)
-    return table._replace(long={n.short: n.whole for n in names if n.whole != n.short}), repeats
+    title = "Runs" if len(names) > 1 else f"Runs of {next(iter(names))}"
+    sheet = own_sheet(RUNS, title, last, rows=[*names], headings=headings)
+    long = {name: whole for name, whole in names.items() if name != whole}
+    return make_table(sheet, places, measure)._replace(long=long), repeats
 
 
 def models_of(runs: Iterable[Source]) -> list[str]:

@@ -153,8 +153,8 @@ def tabular(table: Grid, papers: bool = True) -> list[str]:
 # CSV
 
 
-def csv_text(lines: Iterable[Sequence[Any]]) -> str:
-    """Lines of CSV: text in quotes, numbers without, and nothing where there is no number."""
+def csv_text(header: Sequence[str], lines: Iterable[Sequence[Any] | Mapping[str, Any]]) -> str:
+    """CSV of lines or of records: text in quotes, and nothing where there is no number."""
 
     def cell(item: Any) -> str:
         text = "" if item is None or (isinstance(item, float) and isnan(item)) else str(item)
@@ -162,15 +162,8 @@ def csv_text(lines: Iterable[Sequence[Any]]) -> str:
             return text
         return '"' + in_spreadsheet(text).replace('"', '""') + '"'
 
-    return "".join(",".join(map(cell, line)) + "\n" for line in lines)
-
-
-def grid_csv(table: Grid) -> str:
-    return csv_text([table.header, *table.lines])
-
-
-def csv_of(header: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
-    return csv_text([header, *([line.get(name) for name in header] for line in lines)])
+    rows = (map(x.get, header) if isinstance(x, Mapping) else x for x in (header, *lines))
+    return "".join(",".join(map(cell, row)) + "\n" for row in rows)
 
 
 def data_csv(tables: Sequence[Table]) -> str:
@@ -181,7 +174,7 @@ def data_csv(tables: Sequence[Table]) -> str:
     """
     lines = [line for table in tables for line in _data(table)]
     sent = any(line["reached_bytes"] is not None for line in lines)
-    return csv_of([*DATA, "reached_bytes"] if sent else DATA, lines)
+    return csv_text([*DATA, "reached_bytes"] if sent else DATA, lines)
 
 
 def _data(table: Table) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from wima.report.notes import below
 from wima.report.page import page
 from wima.report.paper_page import Notes, beside_paper, draw_opening, markdown_page, split_notes
 from wima.report.table import Table, grid, runs_table, sheet_table
-from wima.report.text import data_csv, grid_csv, latex, markdown, section_latex, write
+from wima.report.text import csv_text, data_csv, latex, markdown, section_latex, write
 from wima.storage.files import check_place, read_text, written
 
 
@@ -119,12 +119,12 @@ def _fill(
     for table in tables:
         slug, figures = table.slug, folder / "figures"
         texts = {f"{slug}.md": markdown(table), f"{slug}.tex": latex(table)}
-        texts[f"{slug}.csv"] = grid_csv(grid(table))
+        texts[f"{slug}.csv"] = csv_text(*grid(table)[1:3])
         drawn = draw_table(table, figures)
         for section in below(table):
             stem = f"{slug}-{section.name}"
             texts[f"{stem}.tex"] = section_latex(table, section)
-            texts[f"{stem}.csv"] = grid_csv(section.grid)
+            texts[f"{stem}.csv"] = csv_text(*section.grid[1:3])
             if section.picture is not None and section.picture.panels:
                 drawn += draw_picture(section.picture, table.sheet.headings, figures, stem)
         for name, text in texts.items():
