@@ -46,10 +46,6 @@ class Found(NamedTuple):
         assert self.entry.gain is not None
         return self.entry.gain
 
-    @property
-    def paper(self) -> float | None:
-        return self.table.paper_gain(self.entry)
-
 
 # The headline
 
@@ -171,7 +167,7 @@ def glance(found: Sequence[Found]) -> Grid:
     """The paper's gains beside ours: a line for each data set and method."""
     lines = []
     for table, entry in found:
-        paper, gain, measure = table.paper_gain(entry), entry.gain, table.measure
+        paper, gain, measure = entry.paper_gain, entry.gain, table.measure
         theirs = "N/A" if paper is None else measure.number(paper / 100, signed=True)
         ours = "N/A" if gain is None else measure.interval(gain)
         seeds = entry.basis if gain is None else str(_seeds(gain))
@@ -215,7 +211,7 @@ def opening(found: Sequence[Found]) -> tuple[str, str, list[Pair]]:
     pairs = []
     for table, entry in shown:
         seeds = f"{entry.seeds} seed{'s' * (entry.seeds > 1)}" if entry.seeds else entry.basis
-        missing = " (paper: N/A)" if table.paper_gain(entry) is None else ""
+        missing = " (paper: N/A)" if entry.paper_gain is None else ""
         models = filter(None, (table.plain(entry), entry))
         title = f"{proper(entry.row)}, {seeds}{missing}"
         pairs.append((title, [(model, proper(model.model)) for model in models]))

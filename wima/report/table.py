@@ -61,6 +61,7 @@ class Entry(NamedTuple):
     mean: float  # NaN: see `text`
     deviation: float  # over seeds
     printed: Printed | None = None
+    paper_gain: float | None = None  # the difference between the paper's two numbers, in points
     gain: Interval | None = None  # over plain, or over the baseline of a comparison
 
     @property
@@ -146,14 +147,6 @@ class Table(NamedTuple):
         """The plain model in the same place."""
         return self.entries.get((entry.row, entry.column, PLAIN))
 
-    def paper_gain(self, entry: Entry) -> float | None:
-        """The difference between the paper's two numbers, in points."""
-        plain = self.plain(entry)
-        if entry.heading == PLAIN or plain is None or not (entry.printed and plain.printed):
-            return None
-        own, base = entry.printed.value, plain.printed.value
-        return None if own is None or base is None else own - base
-
 
 # The runs in each place: seed -> run, and the name of the model in its records.
 Places = dict[Place, dict[int, tuple[Source | None, str]]]
@@ -220,8 +213,8 @@ def make_table(
     entries = {}
     for place, seeds in places.items():
         members = [_member(seed, *seeds[seed], last, measure) for seed in sorted(seeds)]
-        paper = printed(sheet.name, *place) if measure.is_share else None
-        entry = Entry(*place, members, nan, nan, paper)
+        number = printed(sheet.name, *place) if measure.is_share else None
+        entry = Entry(*place, members, nan, nan, number)
         if not entry.diverged:  # else the other seeds would look too good
             mean, deviation = over_seeds([score.mean for score in entry.scores.values()])
             entry = entry._replace(mean=mean, deviation=deviation)
@@ -229,14 +222,16 @@ def make_table(
     table = Table(sheet, measure, last, entries, baseline)
     gains = {}
     for place, entry in entries.items():
-        base = entries[baseline] if baseline else table.plain(entry)
-        if base is not None and base is not entry:
-            gains[place] = _gain(entry, base, last if baseline is None else None)
-    known = {place: gain for place, gain in gains.items() if gain is not None}
-    marked = dict(zip(known, corrected([*known.values()]), strict=True))
-    return table._replace(
-        entries={place: entry._replace(gain=marked.get(place)) for place, entry in entries.items()}
-    )
+        plain = table.plain(entry)
+        base = entries[baseline] if baseline else plain
+        if base and base is not entry and (own := _gain(entry, base, None if baseline else last)):
+            gains[place] = own
+        paper, its = (e.printed.value if e and e.printed else None for e in (entry, plain))
+        if plain is not entry and paper is not None and its is not None:
+            entries[place] = entry._replace(paper_gain=paper - its)
+    for place, own in zip(gains, corrected([*gains.values()]), strict=True):
+        entries[place] = entries[place]._replace(gain=own)
+    return table
 
 
 def _member(seed: int, run: Source | None, model: str, last: int, measure: Measure) -> Member:
@@ -313,7 +308,7 @@ def grid(table: Table) -> Grid:
         entries = [table.entries.get(place) for place in places]
         if not any(entries):
             continue
-        cells, gains = [*names], [_gain_text(table, entry) for entry in entries]
+        cells, gains = [*names], [_gain_text(entry, measure) for entry in entries]
         for place, entry, text in zip(places, entries, gains, strict=True):
             best |= {(len(lines), len(cells))} if place in leaders else set()
             cells.append(_value_text(entry, measure))
@@ -391,13 +386,13 @@ def _value_text(entry: Entry | None, measure: Measure) -> str:
     return f"{ours} ({paper:.2f}, {measure.number(entry.mean - paper / 100, signed=True)})"
 
 
-def _gain_text(table: Table, entry: Entry | None) -> str:
+def _gain_text(entry: Entry | None, measure: Measure) -> str:
     """The gain over plain with its interval, followed by the paper's gain."""
     if entry is None or entry.gain is None:
         return ""
-    paper = table.paper_gain(entry)
-    behind = "" if paper is None else f" ({table.measure.number(paper / 100, signed=True)})"
-    return table.measure.interval(entry.gain) + behind
+    paper = entry.paper_gain
+    behind = "" if paper is None else f" ({measure.number(paper / 100, signed=True)})"
+    return measure.interval(entry.gain) + behind
 
 
 def _reached_text(entry: Entry | None) -> str:
