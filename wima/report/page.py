@@ -33,7 +33,7 @@ from wima.report.paper_page import (
     headline,
 )
 from wima.report.statistics import Curve, thinned
-from wima.report.table import Entry, Table, common_seeds
+from wima.report.table import Entry, Table, all_runs, common_seeds
 from wima.runs.summary import sparse_until
 
 FOLDER = Path(__file__).parent / "web"
@@ -156,8 +156,7 @@ def _block(found: Sequence[Found]) -> dict[str, Any]:
 def payload(tables: Sequence[Table], omitted: Sequence[Omitted]) -> dict[str, Any]:
     """Everything that the page draws, as JSON."""
     measure = tables[0].measure
-    shown = {run.number: run for table in tables for run in table.runs()}
-    runs = sorted(shown.values(), key=lambda run: str(run.path))
+    runs = sorted(all_runs(tables), key=lambda run: str(run.path))
     index = {run.number: i for i, run in enumerate(runs)}
     entries = [entry for table in tables for entry in table.entries.values()]
     count = 3 * sum(band_of(entry.members) is not None for entry in entries)

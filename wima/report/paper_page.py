@@ -20,7 +20,7 @@ from wima.report.inputs import Omitted
 from wima.report.names import proper
 from wima.report.notes import gain_notes, notes
 from wima.report.statistics import Interval, corrected
-from wima.report.table import Entry, Grid, Table
+from wima.report.table import Entry, Grid, Table, all_runs, narrowed
 from wima.report.text import in_markdown, markdown, markdown_list, markdown_table
 
 NOT_AVERAGED = ("wima1", PLAIN)  # a mean of one model
@@ -79,10 +79,9 @@ def headline(tables: Sequence[Table]) -> str:
         return "No comparison yet: no finished run has an average beside the plain model."
     models = {one.entry.model for one in found}
     who = f"Averaging ({proper(models.pop())})" if len(models) == 1 else "Averaging"
-    counts = {_seeds(one.gain) for one in found}
-    few, many = min(counts), max(counts)
-    seeds = f"{many} seeds." if few == many else f"{few} to {many} seeds."
-    seeds = "1 seed: this says nothing about other seeds." if counts == {1} else seeds
+    counts = sorted({_seeds(one.gain) for one in found})
+    seeds = f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds."
+    seeds = "1 seed: this says nothing about other seeds." if counts == [1] else seeds
 
     def points(value: float) -> str:
         return measure.number(value, signed=True) + (" points" if measure.is_share else "")
@@ -110,15 +109,13 @@ def headline(tables: Sequence[Table]) -> str:
         worse = f", significantly worse in {clear.count(False)}" if False in clear else ""
         some = "" if known == len(found) else f" of {known} with an interval"
         sure = f" (significantly in {clear.count(True)}{some}{worse})"
-    up = measure.sign > 0
     gains = sorted(one.gain.mean for one in found)
-    middle = f"median {'gain' if up else 'change'} {points(median(gains))}"
+    gain_or, loss_or = ("gain", "loss") if measure.sign > 0 else ("change", "rise")
+    middle = f"median {gain_or} {points(median(gains))}"
     if ends := median_interval(gains):
         middle += between(*ends)
     worst = found[improvements.index(min(improvements))]
-    name = "smallest gain" if up else "smallest change"
-    if min(improvements) < 0:
-        name = "largest loss" if up else "largest rise"
+    name = f"largest {loss_or}" if min(improvements) < 0 else f"smallest {gain_or}"
     least = f"{name} {points(worst.gain.mean)} ({worst.place})"
     what = f"{who} improves test {measure.metric} in {better} of {len(found)} comparisons"
     return f"{what}{sure}; {middle}; {least}. {seeds}"
@@ -200,31 +197,29 @@ def glance_notes(found: Sequence[Found]) -> list[str]:
     return lines
 
 
-def opening(found: Sequence[Found]) -> tuple[str, str, list[Pair]]:
-    """The data set with the most methods at the paper's scale: file name, column and panels."""
+def opening(found: Sequence[Found]) -> tuple[str, list[Pair]]:
+    """The data set with the most methods at the paper's scale: its column, and the panels."""
     shown = [one for one in found if one.table.sheet.scale == "paper"]
-    counts = Counter(one.entry.column for one in shown)
-    if not counts:
-        return "", "", []
-    [(column, _)] = counts.most_common(1)
-    shown = [one for one in shown if one.entry.column == column]
+    [(column, _)] = Counter(one.entry.column for one in shown).most_common(1) or [("", 0)]
     pairs = []
-    for table, entry in shown:
+    for table, entry in (one for one in shown if one.entry.column == column):
         seeds = f"{entry.seeds} seed{'s' * (entry.seeds > 1)}" if entry.seeds else entry.basis
         missing = " (paper: N/A)" if entry.paper_gain is None else ""
         models = filter(None, (table.plain(entry), entry))
         title = f"{proper(entry.row)}, {seeds}{missing}"
         pairs.append((title, [(model, proper(model.model)) for model in models]))
-    stem = re.sub(r"[^a-z0-9]+", "-", f"{shown[0].table.slug}-{column}".lower()).strip("-")
-    return stem, column, pairs
+    return column, pairs
 
 
 def draw_opening(found: Sequence[Found], folder: Path) -> str:
     """Draw the opening, if the paper's scale was run; returns the file's name."""
-    stem, column, pairs = opening(found)
+    column, pairs = opening(found)
     if not pairs:
         return ""
-    figure = opening_figure(pairs, f"{column}, at the paper's scale", found[0].table.measure)
+    of_paper = (one for one in found if one.table.sheet.scale == "paper")
+    table = next(one.table for one in of_paper if one.entry.column == column)
+    stem = re.sub(r"[^a-z0-9]+", "-", f"{table.slug}-{column}".lower()).strip("-")
+    figure = opening_figure(pairs, f"{column}, at the paper's scale", table.measure)
     return save(figure, folder, stem, "png", dpi=DPI)[0]
 
 
@@ -288,15 +283,15 @@ def markdown_page(
     else:
         parts += ["#" + markdown(table).rstrip("\n") for table in tables]
 
-    runs = {run.number: run for table in tables for run in table.runs()}.values()
+    runs = all_runs(tables)
     keys = ("processor", "cores", "python", "torch", "wima", "code")
     facts_of = ([f"{k} {r.environment[k]}" for k in keys if r.environment.get(k)] for r in runs)
     machines = Counter(map(", ".join, facts_of))
     lines = [f"{sum(run.seconds or 0 for run in runs) / 3600:.1f} hours of rounds in total"]
     lines += [f"{n} run{'s' * (n > 1)}: {machine}" for machine, n in machines.most_common()]
     parts += ["## Machines", markdown_list(lines)]
-    left = [f"- {in_markdown(item.path)}: {in_markdown(item.reason)}" for item in omitted]
-    parts += ["## Left out", "\n".join(left)] if left else []
+    left = [f"{item.path}: {item.reason}" for item in omitted]
+    parts += ["## Left out", markdown_list(left)] if left else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -318,23 +313,18 @@ def by_data(tables: Sequence[Table]) -> dict[str, list[Table]]:
     """For each data set, its columns as a table each; several are named in their titles."""
     found: dict[str, list[Table]] = {}
     for table in tables:
-        columns: dict[str, dict[str, list[Entry]]] = {}  # data set -> column -> entries
+        parts: dict[tuple[str, str], list[Entry]] = {}  # by data set and column
         for column in table.sheet.columns:
             for entry in (e for e in table.entries.values() if e.column == column):
                 runs = [member.run for member in entry.members if member.run is not None]
                 if runs:
-                    own = columns.setdefault(proper(runs[0].settings.data.name), {})
-                    own.setdefault(column, []).append(entry)
-        for name, own in columns.items():
-            for column, entries in own.items():
-                rows, headings = {e.row for e in entries}, {e.heading for e in entries}
-                title = table.sheet.title + (f": {column}" if len(own) > 1 else "")
-                sheet = table.sheet._replace(
-                    title=title,
-                    rows=[row for row in table.sheet.rows if row in rows],
-                    columns=[column],
-                    headings=[heading for heading in table.sheet.headings if heading in headings],
-                )
-                part = table._replace(sheet=sheet, entries={e.place: e for e in entries})
-                found.setdefault(name, []).append(part)
+                    place = proper(runs[0].settings.data.name), column
+                    parts.setdefault(place, []).append(entry)
+        columns = Counter(name for name, _ in parts)
+        for (name, column), entries in parts.items():
+            title = table.sheet.title + (f": {column}" if columns[name] > 1 else "")
+            rows, headings = {e.row for e in entries}, {e.heading for e in entries}
+            sheet = narrowed(table.sheet, rows, {column}, headings)._replace(title=title)
+            part = table._replace(sheet=sheet, entries={e.place: e for e in entries})
+            found.setdefault(name, []).append(part)
     return found

@@ -139,13 +139,19 @@ class Table(NamedTuple):
         """All gains, in the order of the entries."""
         return [entry.gain for entry in self.entries.values() if entry.gain]
 
-    def runs(self) -> Iterable[Source]:
-        members = (member for entry in self.entries.values() for member in entry.members)
-        return {m.run.number: m.run for m in members if m.run is not None}.values()
+    def runs(self) -> list[Source]:
+        return all_runs([self])
 
     def plain(self, entry: Entry) -> Entry | None:
         """The plain model in the same place."""
         return self.entries.get((entry.row, entry.column, PLAIN))
+
+
+def all_runs(tables: Iterable[Table]) -> list[Source]:
+    """The runs behind these tables, each once."""
+    entries = (entry for table in tables for entry in table.entries.values())
+    members = (member for entry in entries for member in entry.members)
+    return [*{m.run.number: m.run for m in members if m.run is not None}.values()]
 
 
 # The runs in each place: seed -> run, and the name of the model in its records.
@@ -156,18 +162,24 @@ def sheet_table(path: Path, sheet: Sheet, data: Data, measure: Measure) -> Table
     """The table of a sheet and the runs beside it, without rows and columns that have no runs."""
     started = [cell for cell in sheet.cells if (path.parent / cell.run).exists()] or sheet.cells
     rows, columns = {cell.row for cell in started}, {cell.column for cell in started}
-    sheet = sheet._replace(
-        rows=[row for row in sheet.rows if row in rows],
-        columns=[column for column in sheet.columns if column in columns],
-        cells=[cell for cell in sheet.cells if cell.row in rows and cell.column in columns],
-    )
     places: Places = {}
-    for cell in sheet.cells:
+    for cell in (c for c in sheet.cells if c.row in rows and c.column in columns):
         run = data.runs.get((path.parent / cell.run).resolve())
         for heading, model in cell.models.items():
             seeds = places.setdefault((cell.row, cell.column, heading), {})
             seeds.setdefault(cell.seed, (run, model))
-    return make_table(sheet, places, measure)
+    return make_table(narrowed(sheet, rows, columns, sheet.headings), places, measure)
+
+
+def narrowed(
+    sheet: Sheet, rows: Collection[str], columns: Collection[str], headings: Collection[str]
+) -> Sheet:
+    """The sheet with only these names, in its own order."""
+    return sheet._replace(
+        rows=[row for row in sheet.rows if row in rows],
+        columns=[column for column in sheet.columns if column in columns],
+        headings=[heading for heading in sheet.headings if heading in headings],
+    )
 
 
 def runs_table(runs: Sequence[Source], measure: Measure) -> tuple[Table, list[Omitted]]:
@@ -242,15 +254,8 @@ def _member(seed: int, run: Source | None, model: str, last: int, measure: Measu
     numbers = score(curve, run.done, last, measure.target, measure.sign)
     sent = run.curves.get(("", "bytes"))
     there = sent.values[sent.rounds == numbers.reached] if sent else []
-    return Member(
-        seed=seed,
-        model=model,
-        run=run,
-        curve=curve,
-        window=run.curves.get((model, "window")),
-        score=numbers,
-        sent=int(there[0]) if len(there) else None,
-    )
+    window, until = run.curves.get((model, "window")), int(there[0]) if len(there) else None
+    return Member(seed, model, run, curve, window=window, score=numbers, sent=until)
 
 
 def _gain(entry: Entry, base: Entry, last: int | None) -> Interval | None:

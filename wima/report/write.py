@@ -18,7 +18,7 @@ from wima.report.inputs import MARKER, Data, Omitted, gather
 from wima.report.notes import below
 from wima.report.page import page
 from wima.report.paper_page import Notes, beside_paper, draw_opening, markdown_page, split_notes
-from wima.report.table import Table, grid, runs_table, sheet_table
+from wima.report.table import Table, all_runs, grid, runs_table, sheet_table
 from wima.report.text import csv_text, data_csv, latex, markdown, section_latex, write
 from wima.storage.files import check_place, read_text, written
 
@@ -88,7 +88,7 @@ def make_tables(data: Data, measure: Measure) -> tuple[list[Table], list[Omitted
         if titles[sheet.title] > 1 and sheet.scale:
             sheet = sheet._replace(title=f"{sheet.title}, scale {sheet.scale}")
         tables.append(sheet_table(path, sheet, data, measure))
-    shown = {run.number for table in tables for run in table.runs()}
+    shown = {run.number for run in all_runs(tables)}
     others = [run for run in data.runs.values() if run.number not in shown]
     repeats: list[Omitted] = []
     if others:
