@@ -40,7 +40,7 @@ def _run(folder: Path) -> None:
 
 def _read_run(folder: Path) -> None:
     """`wima runs` and `wima report`, all but its figures, then what `wima run` prints."""
-    from wima.cli.tables import runs_table
+    from wima.cli.reports import runs_table
     from wima.runs.folder import check_free
     from wima.runs.run import read_run, summarize
 
