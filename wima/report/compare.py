@@ -134,9 +134,7 @@ def grid(comparison: Comparison, without: Collection[str] = ()) -> Grid:
     target = f"rounds to {measure.factor * (measure.target or 0):g}" + " %" * measure.is_share
     ranked = {  # the more the better
         measure.title: [measure.sign * row.mean for row in rows],
-        difference: [
-            max(0, measure.sign * row.gain.mean) or nan if row.gain else nan for row in rows
-        ],
+        difference: [max(0, measure.sign * r.gain.mean) or nan if r.gain else nan for r in rows],
         target: [-_speed(row) for row in rows],
         "MB sent": [-_sent(row) for row in rows],
     }

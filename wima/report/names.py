@@ -123,9 +123,8 @@ def methods_of(runs: Sequence[Source], by: Sequence[str] = ()) -> tuple[list[Met
     facts = [own for own, _ in groups]
     varied = [key for key in facts[0] if len({own[key] for own in facts}) > 1]
     data = ", ".join(sorted({own["data"] for own in facts}))
-    check(
-        "data" not in varied, f"The runs are on different data: {data}. Use runs on one data set."
-    )
+    same = "data" not in varied
+    check(same, f"The runs are on different data: {data}. Use runs on one data set.")
     for key in by:
         if key not in facts[0]:
             raise unknown("setting for --by", key, facts[0])

@@ -173,6 +173,7 @@ def _base(preset: str, scale: str) -> Settings:
 # Sections
 
 Points = list[tuple[float, float]]
+Panel = tuple[str, dict[str, Points]]  # title, and the points of each heading
 Numbers = Mapping[str, float]  # of one model in one run, by metric
 CALIBRATED = (
     "ECE: expected calibration error, the mean of |accuracy − confidence| over bins of "
@@ -186,7 +187,7 @@ class Picture(NamedTuple):
     x: str
     y: str
     diagonal: bool
-    panels: list[tuple[str, dict[str, Points]]]  # title, and the points of each heading
+    panels: list[Panel]
 
 
 class Section(NamedTuple):
@@ -282,9 +283,8 @@ def _reliability(members: Sequence[Member]) -> Points:
 
 def _client_notes(table: Table, kind: str, measure: Measure) -> list[str]:
     """What the numbers mean."""
-    counted = [
-        c for run in table.runs() for (_, m), c in run.curves.items() if m == f"{kind}.count"
-    ]
+    curves = (item for run in table.runs() for item in run.curves.items())
+    counted = [curve for (_, metric), curve in curves if metric == f"{kind}.count"]
     rounds, counts = (
         f"{min(own):.0f}" if min(own) == max(own) else f"{min(own):.0f} to {max(own):.0f}"
         for own in ([c.rounds[0] for c in counted], [c.values[0] for c in counted])
@@ -375,15 +375,12 @@ def _grid(
     constant = any(one.is_constant for one in gains.values())
     remarks += [CONSTANT] if constant else []
     if gains and not (intervals or constant):
-        remarks += [
-            f"{word}: against plain. One seed: no interval; this says nothing about others."
-        ]
+        one = "One seed: no interval; this says nothing about others."
+        remarks.append(f"{word}: against plain. {one}")
     return Grid(len(lines[0][0]), [*header, *seeds], body), remarks
 
 
-def _panels(
-    table: Table, draw: Callable[[Sequence[Member]], Points]
-) -> list[tuple[str, dict[str, Points]]]:
+def _panels(table: Table, draw: Callable[[Sequence[Member]], Points]) -> list[Panel]:
     """A panel for each place in which a model has points, from finished runs."""
     panels: dict[str, dict[str, Points]] = {}
     for entry, names in places(table):

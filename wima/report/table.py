@@ -217,9 +217,7 @@ def models_of(runs: Iterable[Source]) -> list[str]:
     return list(dict.fromkeys(model for run in runs for model in run.models)) or [PLAIN]
 
 
-def make_table(
-    sheet: Sheet, places: Places, measure: Measure, baseline: Place | None = None
-) -> Table:
+def make_table(sheet: Sheet, places: Places, measure: Measure, base: Place | None = None) -> Table:
     """The numbers of a sheet, with gains corrected for their number (Holm)."""
     last = measure.last or sheet.last
     entries = {}
@@ -231,12 +229,12 @@ def make_table(
             mean, deviation = over_seeds([score.mean for score in entry.scores.values()])
             entry = entry._replace(mean=mean, deviation=deviation)
         entries[place] = entry
-    table = Table(sheet, measure, last, entries, baseline)
+    table = Table(sheet, measure, last, entries, base)
     gains = {}
     for place, entry in entries.items():
         plain = table.plain(entry)
-        base = entries[baseline] if baseline else plain
-        if base and base is not entry and (own := _gain(entry, base, None if baseline else last)):
+        other = entries[base] if base else plain
+        if other and other is not entry and (own := _gain(entry, other, None if base else last)):
             gains[place] = own
         paper, its = (e.printed.value if e and e.printed else None for e in (entry, plain))
         if plain is not entry and paper is not None and its is not None:

@@ -113,14 +113,12 @@ def section_latex(table: Table, section: Section) -> str:
     return environment(comments, caption, body, f"{table.slug}-{section.name}")
 
 
-def environment(
-    comments: Iterable[str], caption: str, tabulars: Sequence[str], label: str = ""
-) -> str:
-    """A floating table around tabulars, after comments, which LaTeX ignores."""
+def environment(comments: Iterable[str], caption: str, body: Sequence[str], label: str = "") -> str:
+    """A floating table around its body, after comments, which LaTeX ignores."""
     lines = [" ".join(text.split()).encode("ascii", "backslashreplace") for text in comments]
     top = [*(f"% {line.decode()}" for line in lines), r"\begin{table}", r"\centering\small"]
     top += [rf"\caption{{{in_latex(caption)}}}", *([rf"\label{{tab:{label}}}"] if label else [])]
-    return "\n".join([*top, *tabulars, r"\end{table}", ""])
+    return "\n".join([*top, *body, r"\end{table}", ""])
 
 
 def tabular(table: Grid, papers: bool = True) -> list[str]:
