@@ -11,7 +11,6 @@ from wima.core.text import printable
 from wima.data.cache import (
     DataSet,
     cache,
-    fetch_and_prepare,
     is_intact,
     open_ready,
     prepare,
@@ -48,16 +47,11 @@ def _state(name: str) -> tuple[str, str]:
     if name not in PUBLIC or not ready(name).is_dir():
         return ("ready" if name == "digits" else "-"), ""
     try:
-        here = len(open_ready(name).meta["names"] or ())
+        here = len(open_ready(name)[1]["names"] or ())
     except UsageError:
         return "damaged", ""
     part = here < (PUBLIC[name].clients or 0)
     return ("part", f"; here: {here:,} of them") if part else ("ready", "")
-
-
-def fetch_data(name: str) -> Path:
-    """Download, check and read a data set."""
-    return fetch_and_prepare(public(name))
 
 
 def import_data(name: str, path: Path) -> Path:
