@@ -233,20 +233,22 @@ def exact(distance: float, sampling: Sampling, claimed: dict[int, float], delta:
     return {t: loss.self_compose(t).get_epsilon_for_delta(delta) for t in claimed}
 
 
-SETTINGS = [  # cohort, clients, noise, epsilon, rounds, delta
-    (20, 100, 1.0, 8.0, 200, 1e-5),
-    (5, 100, 1.0, 8.0, 200, 1e-5),
-    (5, 100, 1.395, 2.0, 30, 1e-5),
-    (20, 100, 4.0, 3.0, 500, 1e-3),
-    (10, 405, 1.1, 1.0, 1, 1e-5),
-    (50, 405, 2.0, 20.0, 300, 1e-5),
-    (100, 100, 3.0, 5.0, 50, 1e-6),
-    (1, 1000, 0.6, 1.0, 1000, 1e-6),
-    (100, 10_000, 4.0, 0.5, 2000, 1e-7),
-    (30, 60, 10.0, 1.0, 100, 1e-4),
-    (2, 12, 0.5, 4.0, 5, 1e-2),
-    (50, 200, 0.8, 30.0, 20, 1e-8),
-]
+TABLE = """
+cohort clients noise epsilon rounds delta
+    20     100   1.0     8.0    200  1e-5
+     5     100   1.0     8.0    200  1e-5
+     5     100 1.395     2.0     30  1e-5
+    20     100   4.0     3.0    500  1e-3
+    10     405   1.1     1.0      1  1e-5
+    50     405   2.0    20.0    300  1e-5
+   100     100   3.0     5.0     50  1e-6
+     1    1000   0.6     1.0   1000  1e-6
+   100   10000   4.0     0.5   2000  1e-7
+    30      60  10.0     1.0    100  1e-4
+     2      12   0.5     4.0      5  1e-2
+    50     200   0.8    30.0     20  1e-8
+"""
+SETTINGS = [list(map(json.loads, row.split())) for row in TABLE.splitlines()[2:]]
 MECHANISMS = {
     "fixed": lambda noise, epsilon: {"noise": noise},
     "adaptive": lambda noise, epsilon: {"noise": noise, "quantile": 0.5},
