@@ -25,7 +25,7 @@ def list_() -> None:
 def fetch(name: Name) -> None:
     """Download a data set, check it, and prepare it."""
     from wima.data.cache import fetch_and_prepare
-    from wima.data.manage import public
+    from wima.data.load import public
 
     echo(f"{name}: ready in {fetch_and_prepare(public(name))}")
 

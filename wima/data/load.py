@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wima.core.errors import check, unknown
-from wima.data.cache import fetch_and_prepare, open_ready, ready
+from wima.data.cache import DataSet, fetch_and_prepare, open_ready, ready
 from wima.data.federated import Bundle, FederatedData
 from wima.data.files import load_files
 from wima.data.sets import check_name, is_folder
@@ -71,6 +71,13 @@ def load(
         train = FederatedData.from_arrays(x, y, owner, classes=classes)
     x_test, y_test, owners = arrays["x_test"], arrays["y_test"], arrays.get("test_clients")
     return Bundle(train, x_test, y_test, classes, transform, dataset.kind, owners)
+
+
+def public(name: str) -> DataSet:
+    """The public data set of that name."""
+    if name not in PUBLIC:
+        raise unknown("data set with files", name, PUBLIC)
+    return PUBLIC[name]
 
 
 def _check_options(name: str, options: dict[str, Any], function: Callable[..., Any]) -> None:

@@ -6,32 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from wima.core.errors import RunError, UsageError, check, unknown
+from wima.core.errors import RunError, UsageError, check
 from wima.core.text import printable
-from wima.data.cache import (
-    DataSet,
-    cache,
-    is_intact,
-    open_ready,
-    prepare,
-    raw,
-    ready,
-)
+from wima.data.cache import cache, is_intact, open_ready, prepare, raw, ready
 from wima.data.federated import Array, FederatedData, read_meta
-from wima.data.load import PUBLIC, load
+from wima.data.load import PUBLIC, load, public
 from wima.data.sets import SUMMARIES
 from wima.storage.files import check_picture, save_picture
 
 LINES, TOP = 8, 6  # clients in a table, and labels of each
 CLIENTS, LABELS, NAMES = 100, 100, 20  # of the picture: columns; rows and columns with captions
 COUNTS = 2**27  # numbers in a table of labels per client
-
-
-def public(name: str) -> DataSet:
-    """The public data set of that name."""
-    if name not in PUBLIC:
-        raise unknown("data set with files", name, PUBLIC)
-    return PUBLIC[name]
 
 
 def listing() -> Iterator[str]:

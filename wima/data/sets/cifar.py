@@ -156,9 +156,9 @@ cifar100_images = partial(Images, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2
 
 
 def _binary(
-    classes: int, md5: str, transform: partial[Images], names: str, *train: str, test: str
+    classes: int, md5: str, transform: partial[Images], names: str, train: list[str], test: str
 ) -> DataSet:
-    """A data set of the binary version, with these files in its archive."""
+    """A data set of the binary version; names of its classes, and the files in its archive."""
     archive = f"cifar-{classes}-binary.tar.gz"
     return DataSet(
         f"cifar{classes}",
@@ -172,8 +172,8 @@ def _binary(
 
 BATCHES = [f"data_batch_{i}.bin" for i in range(1, 6)]
 MD5_10, MD5_100 = "c32a1d4ab5d03f1284b67883e8d87530", "03b5dce01913d631647c71ecec9e9cb8"
-CIFAR10 = _binary(10, MD5_10, cifar10_images, CLASSES10, *BATCHES, test="test_batch.bin")
-CIFAR100 = _binary(100, MD5_100, cifar100_images, CLASSES100, "train.bin", test="test.bin")
+CIFAR10 = _binary(10, MD5_10, cifar10_images, CLASSES10, BATCHES, "test_batch.bin")
+CIFAR100 = _binary(100, MD5_100, cifar100_images, CLASSES100, ["train.bin"], "test.bin")
 DIGEST = "sha256:23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939"
 PAM = DataSet(
     "cifar100-pam",
