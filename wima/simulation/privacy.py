@@ -158,7 +158,7 @@ BY_NAME: dict[str, type[Gaussian]] = {"gaussian": Gaussian}
 
 
 LEAST, MOST = 0.01, 1000.0  # the range of noise that is accounted for
-COARSE, FINE = 256, 512  # half the points of the grids of privacy losses
+COARSE, FINE = 256, 512  # half the points of the grids of privacy losses, for 500 rounds
 ORDERS = np.geomspace(1e-4, 1e4, 80)  # of moments, in units of 1 / the largest loss
 FFT_ERROR = 1e-15  # of delta, for each round
 SPARE = 1e-4  # the share of delta spared for losses beyond the grid
