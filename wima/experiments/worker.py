@@ -42,7 +42,7 @@ def run_or_resume(path: Path, settings: str, display: MakeDisplay) -> tuple[str,
     """Start or resume a run, unless it has ended; returns its final state and the reason."""
     existed = path.exists()
     try:
-        if (ended := end_of(path)) in ENDED:  # meanwhile, in another process
+        if (ended := end_of(path)) in ENDED:
             return ended, ""
         if existed:
             resume(path, display)
@@ -56,9 +56,11 @@ def run_or_resume(path: Path, settings: str, display: MakeDisplay) -> tuple[str,
     except Diverged as reason:
         return "diverged", str(reason)
     except (UsageError, RunError) as reason:
+        # Another process may just have started or ended it: `launch` and `resume` then refuse it.
         if isinstance(reason, UsageError) and path.exists() and not existed:
-            return run_or_resume(path, settings, display)  # another process has just started it
-        return "failed", str(reason)
+            return run_or_resume(path, settings, display)
+        ended = end_of(path)
+        return (ended, "") if ended in ENDED else ("failed", str(reason))
     return "done", ""
 
 

@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
     @property
     def tests(self) -> int:
         """The number of p-values."""
-        return sum(not isnan(gain.p) for gain in self.table.gains)
+        return len(self.table.intervals)
 
     def won(self, entry: Entry, sign: int = 1) -> int:
         """The seeds in which an entry is better than the baseline; sign = -1: in which worse."""

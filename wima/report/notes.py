@@ -51,7 +51,7 @@ def level_note(table: Table) -> str:
 
 def gain_notes(table: Table) -> list[str]:
     """How to read the intervals of a table."""
-    shown = [gain for gain in table.gains if not isnan(gain.half)]
+    shown = table.intervals
     lines = ["Gain: over plain, paired, with its 95 % interval."] if table.gains else []
     if any(gain.basis == "rounds" for gain in shown):
         lines.append(

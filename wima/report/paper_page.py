@@ -299,9 +299,9 @@ def _legend(tables: Sequence[Table]) -> list[str]:
     """The notes that several tables have in common, once each."""
     lines = [line for table in tables for line in gain_notes(table) if "Holm" not in line]
     counts = [
-        f"{intervals} in {' '.join(filter(None, [table.sheet.name, table.sheet.scale]))}"
+        f"{len(table.intervals)} in {f'{table.sheet.name} {table.sheet.scale}'.strip()}"
         for table in tables
-        if (intervals := sum(not isnan(gain.half) for gain in table.gains))
+        if table.intervals
     ]
     lines.append(f"{HOLM} {', '.join(counts)}.")
     smaller = [table.sheet for table in tables if table.sheet.scale not in ("", "paper")]

@@ -139,6 +139,11 @@ class Table(NamedTuple):
         """All gains, in the order of the entries."""
         return [entry.gain for entry in self.entries.values() if entry.gain]
 
+    @property
+    def intervals(self) -> list[Interval]:
+        """The gains with an interval, for whose number Holm corrects."""
+        return [gain for gain in self.gains if not isnan(gain.half)]
+
     def runs(self) -> list[Source]:
         return all_runs([self])
 

@@ -90,7 +90,7 @@ def latex(table: Table) -> str:
         parts.append("In parentheses: the paper's number, and ours minus the paper's.")
     parts += ["Bold: the best model in each place."] if rows.best else []
     parts += ["Gain: over plain, with its 95 % interval."] if table.gains else []
-    shown = [gain for gain in table.gains if not isnan(gain.half)]
+    shown = table.intervals
     parts += ["*: from a single run."] if any(gain.basis == "rounds" for gain in shown) else []
     if any(gain.marked for gain in shown):
         parts.append("†: excludes zero after Holm's correction.")

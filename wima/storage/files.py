@@ -179,10 +179,10 @@ class Locked(UsageError):  # noqa: N818  (it says how things are)
 class Lock:
     """Held by the process that works on a folder; the system releases it when the process ends."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "lock") -> None:
         import fcntl  # here, because Windows has none
 
-        path, end = folder / "lock", time.monotonic() + PATIENCE
+        path, end = folder / name, time.monotonic() + PATIENCE
         try:
             number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             self._close = weakref.finalize(self, os.close, number)
