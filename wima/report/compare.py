@@ -46,11 +46,6 @@ class Comparison(NamedTuple):
         assert self.table.baseline is not None
         return self.table.entries[self.table.baseline]
 
-    @property
-    def tests(self) -> int:
-        """The number of p-values."""
-        return len(self.table.intervals)
-
     def won(self, entry: Entry, sign: int = 1) -> int:
         """The seeds in which an entry is better than the baseline; sign = -1: in which worse."""
         own, base = entry.scores, self.baseline.scores
@@ -130,7 +125,7 @@ def _repeats(methods: Sequence[Method], places: Places) -> Iterator[Omitted]:
 def grid(comparison: Comparison, without: Collection[str] = ()) -> Grid:
     """A line per entry; the best of each column is marked.  without: columns to leave out."""
     rows, measure = comparison.rows, comparison.table.measure
-    difference = "difference [95 %]" if comparison.tests else "difference"
+    difference = "difference [95 %]" if comparison.table.intervals else "difference"
     target = f"rounds to {measure.factor * (measure.target or 0):g}" + " %" * measure.is_share
     ranked = {  # the more the better
         measure.title: [measure.sign * row.mean for row in rows],
@@ -176,7 +171,8 @@ def _seeds(row: Entry) -> str:
 def constant_columns(comparison: Comparison) -> set[str]:
     """The columns that the caption states: the number of seeds, or that there are no p-values."""
     alike = len({_seeds(row) for row in comparison.rows}) == 1
-    return ({"seeds"} if alike else set()) | (set() if comparison.tests else {"p", "Holm's p"})
+    without_p = set() if comparison.table.intervals else {"p", "Holm's p"}
+    return without_p | ({"seeds"} if alike else set())
 
 
 def _speed(row: Entry) -> float:
@@ -205,9 +201,9 @@ def caption(comparison: Comparison) -> list[str]:
     if not pairs:
         return lines
     lines.append(f"Difference from {base.name}, paired by seed")
-    if comparison.tests:
+    if tests := len(comparison.table.intervals):
         lines[1] += f", with Student's 95 % interval. † p ≤ {RISK:g} after Holm's correction"
-        lines[1] += f" for {comparison.tests} comparisons" if comparison.tests > 1 else ""
+        lines[1] += f" for {tests} comparisons" if tests > 1 else ""
     lines[1] += "."
     if 1 in pairs:
         lines.append("One shared seed: no interval. One seed says nothing about others.")
