@@ -32,7 +32,7 @@ class Format(NamedTuple):
 
 
 def _run(folder: Path) -> None:
-    from wima.runs.launch import NoProgress, launch
+    from wima.runs.launch import Display as NoProgress, launch
     from wima.runs.settings import make_settings
 
     launch(make_settings(SMALL), folder / "run", progress=NoProgress)
