@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,7 +165,7 @@ def build_task(settings: Settings) -> Task:
     shape = tuple(example.shape[1:])  # as the model sees it
     loss, metrics = objective(bundle.kind, metric)
     return make_task(
-        lambda: make(shape, bundle.classes),
+        partial(make, shape, bundle.classes),
         bundle.train,
         (bundle.x_test, bundle.y_test),
         loss=loss,
