@@ -137,27 +137,32 @@ def load(
 # What a run may be resumed with.
 
 
-def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> list[str]:
-    """Refuse to resume to a different result.  Before the first checkpoint, compare the folder.
+def check_same(run: Run, found: Sequence[Saved], now: Mapping[str, Any]) -> list[str]:
+    """Refuse to resume to a different result; returns remarks.
 
-    Returns remarks.
+    Before the first checkpoint, the folder says what the run was started with.
     """
-    facts = {n: v for n in (*VERSIONS, *FACTS) if (v := run.environment.get(n)) is not None}
-    then = dict(found[0].identity) if found else {**facts, **run.identity}
-    now, remarks = {**now, "parts": dict(now["parts"])}, list[str]()
-    if arithmetic(then.get("engine", "")) == arithmetic(now["engine"]):
+    then = dict(found[0].identity if found else known_of(run))
+    if arithmetic(then.get("engine", now["engine"])) == arithmetic(now["engine"]):
         then["engine"] = now["engine"]
-    before, after = then.get("parts", {}).get("start"), now["parts"].get("start")
-    if found and before is not None and before != after:
-        del now["parts"]["start"]
-        remarks = ["The first model is made in another way now; the run keeps the one it had."]
-    differ = differences(then, now if found else {n: now[n] for n in now if n in then})
+    start = then.get("part.start", now["part.start"])
+    if found and start != now["part.start"]:
+        del then["part.start"]
+    differ = differences(then, now)
     if not found and run.settings.run_id != run.status.get("settings", run.settings.run_id):
         differ.append("settings.toml was changed")
     if then.get("data_checksum", now["data_checksum"]) != now["data_checksum"]:
         differ += [REMARKS[name] for name in (run.settings.data.name,) if name in REMARKS]
     refuse(run, differ, "cannot be resumed to the same result")
-    return remarks
+    remark = "The first model would now be made in another way; the run keeps the one it had."
+    return [remark] * (start != now["part.start"])
+
+
+def known_of(run: Run) -> dict[str, Any]:
+    """What a folder says about the identity of its run."""
+    facts = {name: run.environment.get(name) for name in (*VERSIONS, *FACTS)}
+    known = {name: value for name, value in facts.items() if value is not None}
+    return {**run.settings.in_results(), **known, **run.identity}
 
 
 def refuse(run: Run, differ: Sequence[str], why: str) -> None:
@@ -180,13 +185,6 @@ def _kinds(simulation: Simulation) -> dict[str, str]:
     return {name: type(a).__name__ for name, a in simulation.watch.averagers.items()}
 
 
-def own_code(settings: Settings) -> dict[str, dict[str, str]]:
-    """Checksums of the files that a user's own code was loaded from, by name."""
-    loaded = {name: source(name) for name in settings.own_names()}
-    sums = {name: digest(path) for name, path in loaded.items() if path is not None}
-    return {"own_code": sums} if sums else {}
-
-
 def remarks_on(run: Run) -> list[str]:
     """Changes since the run started that do not prevent resuming it."""
     here = environment()
@@ -196,8 +194,9 @@ def remarks_on(run: Run) -> list[str]:
         f"The run started on another processor ({there}; here: {this}). From here on, records and "
         "models match those of the other processor up to rounding, not bit by bit."
     )
-    before, now = run.environment.get("own_code"), own_code(run.settings).get("own_code", {})
-    changed = [name for name, total in now.items() if before and before.get(name) != total]
+    sums = run.environment.get("own_code", {})  # of earlier versions, which compared the bytes
+    files = {name: file for name in sums if (file := source(name))}
+    changed = [name for name, file in files.items() if digest(file) != sums[name]]
     code = f"The code of {', '.join(changed)} has changed; the remaining rounds use the new code."
     return [processor] * (there != this) + [code] * bool(changed)
 

@@ -13,8 +13,8 @@ from wima.averaging import Averager, named
 from wima.core.errors import check
 from wima.core.text import echo
 from wima.runs.build import ARGUMENTS
-from wima.runs.checkpoint import refuse
-from wima.runs.identity import ADDRESS, FACTS, VERSIONS, differences, identity_of
+from wima.runs.checkpoint import known_of, refuse
+from wima.runs.identity import ADDRESS, VERSIONS, differences, identity_of
 from wima.runs.launch import Display, MakeDisplay, ProgressDisplay, launch, resume as resume_run
 from wima.runs.own_code import OWN, kinds
 from wima.runs.run import Models, Run, read_run, state_of, title
@@ -116,8 +116,8 @@ def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str
     parts = {name: options[name] for name in OBJECTS if options[name] is not None}
     if resume and path.exists():
         before = read_run(path)
-        then, now = before.settings.in_results(), settings.in_results()
-        refuse(before, differences(then, now), "does not belong to this call")
+        differ = differences(before.settings.in_results(), settings.in_results())
+        refuse(before, differ, "has another result")
         if state_of(before) != "done":
             names = settings.own_names()
             resume_run(path, display, names=names, task=task, **parts)
@@ -134,10 +134,11 @@ def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str
 
 def _check_done(run: Run, now: dict[str, Any]) -> None:
     """Refuse to return the result of something else; other versions are only mentioned."""
-    then = {n: run.environment[n] for n in (*VERSIONS, *FACTS) if n in run.environment}
-    then = {**then, **run.identity, "engine": now["engine"]}
-    other = differences({n: then.pop(n) for n in VERSIONS if n in then}, now)
-    refuse(run, differences(then, {n: now[n] for n in now if n in then}), "has another result")
+    then = {**known_of(run), "engine": now["engine"]}
+    other = differences(
+        {n: then.pop(n) for n in VERSIONS if n in then}, {n: now[n] for n in VERSIONS}
+    )
+    refuse(run, differences(then, now), "has another result")
     if other:
         echo(f"The run in {run.path} was made with other versions: {'; '.join(other)}.")
 

@@ -20,7 +20,7 @@ from wima.core.vector import by_name
 from wima.runs import checkpoint, folder
 from wima.runs.build import build
 from wima.runs.checkpoint import Snapshots
-from wima.runs.identity import identity_of, origin
+from wima.runs.identity import identity_of, only_new, origin
 from wima.runs.own_code import IN_PYTHON, OWN
 from wima.runs.record import RECORDS, RecordFiles, as_line, sums
 from wima.runs.run import Run, is_intact, read_run
@@ -126,8 +126,7 @@ def launch(
             if simulation.engine in NAMES:  # fix the choice of `auto`, which may differ next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
             identity = identity_of(settings, simulation)
-            facts = {**simulation.facts(), **checkpoint.own_code(settings)}
-            facts |= {"identity": {n: identity[n] for n in ("parts", "code")}, "origin": origin()}
+            facts = {**simulation.facts(), "identity": only_new(identity), "origin": origin()}
             if command:
                 facts["command"] = command
             lock = folder.create_folder(path, settings, facts)
