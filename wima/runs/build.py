@@ -1,4 +1,4 @@
-"""Builds a task and a simulation from settings, and checks that past models and clients' states fit."""
+"""Builds a task and a simulation from settings, and checks that what grows with a run fits."""
 
 import shutil
 from collections.abc import Callable, Sequence

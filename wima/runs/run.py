@@ -56,14 +56,15 @@ class Run:
         settings: Settings | None = None,
         status: Mapping[str, Any] | None = None,
         environment: Mapping[str, Any] | None = None,
-        identity: Mapping[str, Any] | None = None,
-        origin: Mapping[str, Any] | None = None,
     ) -> None:
         """load: called when the final models are needed.  Without records, `path` has them."""
         self.title, self._load = title, load
         self.path: Path = path  # type: ignore[assignment]  # None without a folder
-        self._settings, self.status, self.environment = settings, status or {}, environment or {}
-        self.identity, self.origin = identity or {}, origin or {}  # see `runs/identity.py`
+        self._settings, self.status = settings, status or {}
+        facts = {"identity": {}, "origin": {}, **(environment or {})}
+        # The first two are for `runs/identity.py`, and not to be shown.
+        self.identity, self.origin = facts.pop("identity"), facts.pop("origin")
+        self.environment: Mapping[str, Any] = facts
         if records is not None:
             self.records = list(records)
 
@@ -290,8 +291,10 @@ def read_run(path: str | PathLike[str], task: Task | None = None, trust: bool = 
             json.loads(read_text(path / f"{name}.json")) for name in ("status", "environment")
         )
         check(status["state"] in STATES and is_count(status["done"], 0), "status.json")
-        identity, origin = (environment.pop(name, {}) for name in ("identity", "origin"))
-        check(isinstance(identity, dict) and isinstance(origin, dict), "environment.json")
+        check(
+            isinstance(environment, dict) and isinstance(environment.get("identity", {}), dict),
+            "environment.json",
+        )
     except MALFORMED as error:
         raise UsageError(f"The run folder {path} is damaged: {_reason(error)}") from None
     names, cohort = (settings.algorithm.name, settings.data.name), settings.clients_per_round
@@ -302,8 +305,6 @@ def read_run(path: str | PathLike[str], task: Task | None = None, trust: bool = 
         settings=settings,
         status=status,
         environment=environment,
-        identity=identity,
-        origin=origin,
     )
     return run
 
