@@ -25,7 +25,6 @@ from typing import Any, TypeAlias
 from wima.core.errors import check
 from wima.runs.folder import environment
 from wima.runs.own_code import OWN, is_own, text_of
-from wima.runs.run import Run
 from wima.runs.settings import Settings
 
 Json: TypeAlias = Any
@@ -301,7 +300,7 @@ def origin() -> dict[str, Json]:
     return {"user": user, "machine": checksum(f"wima {machine}")}
 
 
-def check_trusted(run: Run, trust: bool, names: Collection[str] = (), how: str = "--trust") -> None:
+def check_trusted(run: Any, trust: bool, names: Collection[str] = (), how: str = "--trust") -> None:
     """Refuse to import the code that another user's folder names.  names: what this user named."""
     listed = [*run.settings.own_names(), *filter(is_own, run.settings.trackers)]
     foreign, here = [name for name in listed if name not in names], origin()
