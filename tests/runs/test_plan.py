@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 
 from tests.helpers.interrupted import copy_of, outcome
-from tests.helpers.unequal import task_of
+from tests.helpers.unequal import SIZES, task_of
 from wima import WIMA, Averager, Scaffold
 from wima.averaging.wima import REACH, Buckets
 from wima.core.errors import UsageError
@@ -16,6 +16,7 @@ from wima.runs.build import Plan, gigabytes, make_plan
 from wima.runs.folder import FOLDER
 from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings, make_settings
+from wima.simulation.clients import OVERHEAD
 from wima.storage.states import size
 
 
@@ -55,6 +56,11 @@ def test_the_plan_of_a_preset_states_the_sums_of_the_window_that_chooses_itself(
         most = max(most, len(buckets.sums))
     assert plan.averages == (1 + most) * 8 * len(w)  # W = 50 has a single sum
     assert f"averages {gigabytes(plan.averages)}" in plan.in_words(settings)
+
+
+def test_clients_need_memory_beyond_what_is_kept_in_memory_of_their_states():
+    few, many = (plan_of(client_memory_gb=0, rounds=rounds) for rounds in (1, 2))
+    assert many.index - few.index == OVERHEAD * (len(SIZES) - 4)  # visited in the second round
 
 
 @pytest.mark.parametrize(("engine", "said"), [("auto", 1), ("serial", 0)])

@@ -18,6 +18,7 @@ from wima.data.load import load
 from wima.data.sets import REMARKS
 from wima.runs.own_code import IN_PYTHON, OWN, is_own, kinds, own_data
 from wima.runs.settings import Settings
+from wima.simulation.clients import OVERHEAD
 from wima.simulation.measures.base import objective
 from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.simulation.simulate import Simulation, simulate
@@ -36,6 +37,7 @@ class Plan(NamedTuple):
     averages: int  # sums and other states of averagers
     window: int  # past models
     clients: int  # clients' states
+    index: int = 0  # memory for each of these, wherever they are kept
 
     def in_words(self, settings: Settings) -> str:
         """The plan in words."""
@@ -57,11 +59,13 @@ def make_plan(
     w = torch.empty(d, device="meta")  # has a size but takes no memory
     row = (2 if settings.store_dtype == "bfloat16" else 4) * d
     visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
+    clients = visits * size(algorithm.client_init(w[: task.trained]))
     return Plan(
         model=4 * d,
         averages=sum(a.rule().memory(w, settings.rounds) for a in averagers),
         window=max(a.rule().history for a in [Last(), *averagers]) * row,
-        clients=visits * size(algorithm.client_init(w[: task.trained])),
+        clients=clients,
+        index=OVERHEAD * visits if clients else 0,
     )
 
 
@@ -77,7 +81,7 @@ def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
     saves = bool(settings.checkpoint_every or settings.checkpoint_minutes)
     window, clients = plan.window * (saves or in_files), plan.clients * (saves or budget < inf)
     memory = 4 * plan.model + plan.averages + plan.window * (not in_files)
-    memory += int(min(plan.clients, budget))
+    memory += int(min(plan.clients, budget)) + plan.index
     advice = ["window_store=files"] if plan.window and not in_files else []
     advice += ["client_memory_gb=1"] if plan.clients and budget == inf else []
     smaller = ["a smaller window"] if plan.window else []

@@ -14,8 +14,9 @@ import json
 import os
 import platform
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from sys import stdlib_module_names
@@ -57,7 +58,8 @@ def described(
     codes = set() if codes is None else codes
     if thing is None or isinstance(thing, bool | int | str):
         return thing
-    if isinstance(thing, float | complex | bytes | range | PurePath | torch.dtype | torch.device):
+    plain = float | complex | bytes | Enum | PurePath | torch.dtype | torch.device
+    if isinstance(thing, plain):
         return thing if isinstance(thing, float) and thing - thing == 0 else str(thing)
     if id(thing) in inside or len(inside) > DEPTH:
         return _name(type(thing))
@@ -110,7 +112,7 @@ def described(
         )
     if isinstance(thing, Set):
         return sorted((inner(item) for item in thing), key=json.dumps)
-    if isinstance(thing, list | tuple) and not hasattr(thing, "_fields"):
+    if isinstance(thing, Sequence) and not hasattr(thing, "_fields"):
         return [inner(item) for item in thing]
     if is_dataclass(thing):
         values = {field.name: getattr(thing, field.name) for field in fields(thing)}
