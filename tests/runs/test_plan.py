@@ -60,7 +60,9 @@ def test_the_plan_of_a_preset_states_the_sums_of_the_window_that_chooses_itself(
 
 def test_clients_need_memory_beyond_what_is_kept_in_memory_of_their_states():
     few, many = (plan_of(client_memory_gb=0, rounds=rounds) for rounds in (1, 2))
-    assert many.index - few.index == OVERHEAD * (len(SIZES) - 4)  # visited in the second round
+    assert many.overhead - few.overhead == OVERHEAD * (
+        len(SIZES) - 4
+    )  # visited in the second round
 
 
 @pytest.mark.parametrize(("engine", "said"), [("auto", 1), ("serial", 0)])

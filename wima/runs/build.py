@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     averages: int  # sums and other states of averagers
     window: int  # past models
     clients: int  # clients' states
-    index: int = 0  # memory for each of these, wherever they are kept
+    overhead: int = 0  # memory for each of these, wherever they are kept
 
     def in_words(self, settings: Settings) -> str:
         """The plan in words."""
@@ -65,7 +65,7 @@ def make_plan(
         averages=sum(a.rule().memory(w, settings.rounds) for a in averagers),
         window=max(a.rule().history for a in [Last(), *averagers]) * row,
         clients=clients,
-        index=OVERHEAD * visits if clients else 0,
+        overhead=OVERHEAD * visits if clients else 0,
     )
 
 
@@ -81,7 +81,7 @@ def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
     saves = bool(settings.checkpoint_every or settings.checkpoint_minutes)
     window, clients = plan.window * (saves or in_files), plan.clients * (saves or budget < inf)
     memory = 4 * plan.model + plan.averages + plan.window * (not in_files)
-    memory += int(min(plan.clients, budget)) + plan.index
+    memory += int(min(plan.clients, budget)) + plan.overhead
     advice = ["window_store=files"] if plan.window and not in_files else []
     advice += ["client_memory_gb=1"] if plan.clients and budget == inf else []
     smaller = ["a smaller window"] if plan.window else []
