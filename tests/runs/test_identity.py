@@ -154,7 +154,7 @@ class Pull(wima.Algorithm):
         return wima.Local(w, prox=self.how())
 
 if sys.argv[1] == "stop":
-    after_round(4, lambda: os.kill(os.getpid(), signal.SIGINT))
+    after_round(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
 run = wima.run(task_of(), Pull(strength), out="run", resume=True, **OPTIONS)
 print(run.t)
 """
