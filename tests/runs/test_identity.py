@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -128,13 +129,19 @@ def test_a_new_start_is_only_named_once_there_is_a_checkpoint(tmp_path, capsys):
     after_round(3, stop)
     with pytest.raises(Interrupted):
         begin(tmp_path / "run", 0)
-    (path := tmp_path / "run" / "checkpoints").is_dir()
-    assert not [*path.glob("*.json")]
+    assert not [*(tmp_path / "run").glob("checkpoints/*.json")]
     with pytest.raises(wima.UsageError, match=r"start\..*then"):
         begin(tmp_path / "run", 1)
     assert begin(tmp_path / "run", 0).t == 6
     with pytest.raises(wima.UsageError, match=r"start\..*then"):
         begin(tmp_path / "run", 1)
+    after_round(3, lambda: os.kill(os.getpid(), signal.SIGTERM))  # this writes a checkpoint
+    with pytest.raises(Interrupted):
+        begin(tmp_path / "saved", 0)
+    resumed = begin(tmp_path / "saved", 1)
+    assert "The first model would now be made in another way" in capsys.readouterr().out
+    expected = wima.read_run(tmp_path / "run").records[-1].metrics
+    assert resumed.records[-1].metrics == expected
 
 
 SCRIPT = """
