@@ -85,14 +85,21 @@ def run(source: Source, overrides: Overrides = None, out: NewFolder = None) -> N
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     overrides: Overrides = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import code that another user's folder names.")
+    ] = False,
 ) -> None:
-    """Resume a run that was interrupted, killed or failed; the result is the same."""
+    """Resume a run that was interrupted, killed or failed; the result is the same.
+
+    Code that the settings name, such as my_file.py:Thing, is imported.
+    """
     from wima.cli import tables
     from wima.runs import checkpoint, launch, run
 
     changes = overrides or ()
-    if not launch.works_for_rank_0(checkpoint.settings_to_resume(run.read_run(path), changes)):
-        tables.show(launch.resume(path, changes=changes), path)
+    wanted = checkpoint.settings_to_resume(run.read_run(path), changes, trust)
+    if not launch.works_for_rank_0(wanted):
+        tables.show(launch.resume(path, changes=changes, trust=trust), path)
 
 
 @app.command()

@@ -39,11 +39,12 @@ class ProgressReporter(Display):
 def run_or_resume(path: Path, settings: str, display: MakeDisplay) -> tuple[str, str]:
     """Start or resume a run; returns its final state and the reason."""
     try:
+        wanted = make_settings(tomllib.loads(settings))
         if path.exists():
-            resume(path, display)
+            resume(path, display, names=wanted.own_names())
         else:
             command = ["wima", "run", os.path.relpath(path / "settings.toml")]
-            launch(make_settings(tomllib.loads(settings)), path, display, command)
+            launch(wanted, path, display, command)
     except Interrupted as reason:
         return reason.state, str(reason)
     except Diverged as reason:

@@ -139,7 +139,7 @@ class Federation(Strategy, Engine):
         parts["cohorts"] = cohort
         if (self.out / "settings.toml").is_file():
             self._check_same()
-            return as_result(launch.resume(self.out, **parts))
+            return as_result(launch.resume(self.out, names=self.settings.own_names(), **parts))
         return as_result(launch.launch(self.settings, self.out, **parts))
 
     def _check_same(self) -> None:

@@ -52,7 +52,7 @@ class Measures:
         self, task: Task, options: RunOptions, own: Sequence[Measure], finetune: FineTune | None
     ) -> None:
         """Raises if something cannot be measured.  own: the user's measures."""
-        self.task, self._finetune = task, finetune
+        self.task, self.finetune = task, finetune
         evaluation, wanted = task.evaluate, bool(options.client_eval_every or finetune)
         if not (wanted or options.calibration or own):
             return
@@ -124,7 +124,7 @@ class Measures:
         answer: an engine's method, which answers all pieces in order.
         """
         evaluation, due = self.task.evaluate, self.due(t, options)
-        tuned = self._finetune is not None and t == options.rounds
+        tuned = self.finetune is not None and t == options.rounds
         if not due and not tuned:
             return {}
         models = current()
@@ -146,8 +146,8 @@ class Measures:
                 kept = entries.setdefault(key, {})
                 for model, value in by_model.items():
                     kept[model] = {**kept[model], **value} if model in kept else value
-        if self._finetune is not None and tuned:
+        if self.finetune is not None and tuned:
             clients = evaluation.clients.tolist()
-            parts = answer(EvaluationJob(clients, finetune=self._finetune, t=t), vectors)
-            entries |= self._finetune.entries(clients, list(models), parts)
+            parts = answer(EvaluationJob(clients, finetune=self.finetune, t=t), vectors)
+            entries |= self.finetune.entries(clients, list(models), parts)
         return entries
