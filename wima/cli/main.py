@@ -16,6 +16,7 @@ from wima.cli.average import advise, average
 from wima.cli.data import app as data_app
 from wima.cli.experiments import paper, sweep, tune
 from wima.core.errors import RunError, UsageError
+from wima.core.machine import open_streams
 from wima.core.signals import Interrupted
 from wima.core.text import echo
 from wima.core.version import __version__
@@ -178,6 +179,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    open_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt_once)
     try:

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 import cloudpickle  # type: ignore[import-untyped]
 
 from wima.core.errors import RunError, UsageError
+from wima.core.machine import open_streams
 
 # Started with -c and the parent's path, so that notebooks and scripts without a main guard work.
 _START = (
@@ -66,12 +67,15 @@ class Worker:
         independent: bool = False,
         quiet: bool = False,
     ) -> None:
+        open_streams()
+        # If it was closed when Python started, its descriptor may be that of any file by now.
+        silent = quiet or sys.__stderr__ is None
         with contextlib.nullcontext() if independent else _blocked(*_OURS):
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL if quiet else None,
+                stderr=subprocess.DEVNULL if silent else None,
                 pass_fds=descriptors,
                 env={**os.environ, **({} if independent else _ONE_THREAD)},
                 start_new_session=independent,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from wima.core.errors import RunError, check
-from wima.core.machine import keep_freed_memory
+from wima.core.machine import keep_freed_memory, open_streams
 from wima.core.vector import Vector
 from wima.core.workers import Exited, Parent, Worker, end, pickled
 from wima.data.federated import FederatedData
@@ -75,6 +75,7 @@ class Processes(Engine):
         self._workers: dict[Worker, deque[int]] = {}  # the slots of its jobs, oldest first
         self._exits: dict[str, int] = {}  # of workers, by what they were doing
         self._size = workers - 1
+        open_streams()  # before there is shared memory
         shared = Shared()
         # A worker ends when its input closes, even if nobody calls `close`.
         self._close = weakref.finalize(self, _end, self._workers, shared)
