@@ -4,12 +4,16 @@ for record in simulate(task, FedAvg(), averagers=[WIMA(50)], rounds=200, ...):
     print(record.t, record.metrics)
 """
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
+from threading import Lock
 from typing import Any, Literal, NamedTuple, Never, Self, TypeVar
+
+import torch
 
 from wima import algorithms, averaging
 from wima.algorithms.base import Algorithm
@@ -18,7 +22,7 @@ from wima.algorithms.server_opt import BY_NAME as SERVERS, SGD, Momentum, Server
 from wima.algorithms.traffic import visit_bytes
 from wima.averaging import Averager, Averages, named
 from wima.core.errors import Diverged, RunError, UsageError, check, unknown
-from wima.core.vector import Vector, one_thread
+from wima.core.vector import Vector, finish_at_exit, one_thread, undisturbed
 from wima.simulation.engines.auto import MakeEngine, make_engine
 from wima.simulation.local import located, untouched
 from wima.simulation.measures.base import Measure, Metrics
@@ -93,6 +97,8 @@ class Simulation:
         self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.trained)
         models = len(self.watch.averagers)
         self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
+        self._process, self._running = os.getpid(), Lock()
+        finish_at_exit()
         self.why = self._engine.why  # the reason why `auto` chose it; empty without `auto`
 
     @property
@@ -134,6 +140,21 @@ class Simulation:
         return self
 
     def __next__(self) -> Record:
+        check(
+            self._process == os.getpid() or self.engine not in ("processes", "distributed"),
+            f"This simulation was made by process {self._process}, to which its workers belong: "
+            "after a fork, make another one, or use engine 'serial'.",
+        )
+        check(
+            self._running.acquire(blocking=False),
+            f"round {self.t + 1} of this simulation is already running, in a thread or a hook.",
+        )
+        try:
+            return self._next()
+        finally:
+            self._running.release()
+
+    def _next(self) -> Record:
         if self.t == self.rounds or (not self._closed and self._engine.serve()):
             self.close()
             raise StopIteration
@@ -317,6 +338,7 @@ def _instead(given: Any, registry: Mapping[str, type[Any]]) -> str:
     return f"an object such as wima.{next(iter(registry.values())).__name__}()"
 
 
+@undisturbed()
 def simulate(
     task: Task,
     algorithm: Algorithm | None = None,
@@ -375,6 +397,12 @@ def simulate(
     check_names(arguments, wrong)
     run, sgd = options_of(RunOptions, arguments), options_of(LocalSGD, arguments)
     check_parts(arguments)
+    space, dtype = task.workspace, torch.get_default_dtype()
+    check(
+        space is None or space.default == dtype,
+        f"torch's default dtype is {dtype}, but was {space and space.default} when the task was "
+        "made: set it before that, and leave it.",
+    )
     cohorts = cohorts or "uniform"
     draw = make_cohorts(cohorts, task.data.num_clients, run.clients_per_round)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()

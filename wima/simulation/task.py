@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wima.core.errors import RunError, UsageError, check
-from wima.core.vector import Flat, Layout, Vector
+from wima.core.vector import Flat, Layout, Vector, undisturbed
 from wima.data.federated import FederatedData, as_array, as_tensor, hold_out, release
 from wima.data.transform import Transform
 from wima.simulation.measures.base import Evaluation, Metric, Metrics, accuracy
@@ -52,6 +52,7 @@ class Task(NamedTuple):
     workspace: Workspace | None = None  # the fast path: see `Workspace`
 
 
+@undisturbed()
 def make_task(
     model: nn.Module | Callable[[], nn.Module],
     data: FederatedData,

@@ -84,6 +84,7 @@ class Processes(Engine):
             slots = _AHEAD * self._size  # for jobs sent to workers and not yet answered
             handles = allocate(shared, slots, models, w, setup)
             self._slots, self._free = Slots(handles), list(range(slots))
+            self._torch = _settings()
             self._first_message = pickled(_worker_setup(setup, shared, handles), _REFUSED)
             self._descriptors = shared.descriptors
             self._start()
@@ -210,7 +211,7 @@ class Processes(Engine):
             self._workers |= {worker: deque() for worker in new}
             for worker in new:  # they import modules at the same time
                 try:
-                    worker.send({}, self._first_message)
+                    worker.send(self._torch, self._first_message)
                     worker.receive()  # it is ready
                 except Exited as death:
                     self._remove(worker, "start of a worker", death)
@@ -270,6 +271,15 @@ def _worker_setup(setup: Setup, shared: Shared, slots: dict[str, Handle]) -> Wor
     return WorkerSetup(task, setup.sgd, setup.seed, examples, slots)
 
 
+def _settings() -> dict[str, Any]:
+    """The settings of torch that decide bytes, for workers."""
+    return {
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+    }
+
+
 def main() -> None:
     """What a worker does, until the process that runs the rounds exits or closes the pipe."""
     keep_freed_memory()
@@ -278,6 +288,9 @@ def main() -> None:
     parent = Parent()
     for message, parts in parent:
         if parts:  # the first message
+            torch.set_default_dtype(getattr(torch, message["dtype"]))
+            torch.set_float32_matmul_precision(message["precision"])
+            torch.backends.mkldnn.enabled = message["mkldnn"]
             solver, slots = _set_up(pickle.loads(parts[0]))
             parent.send({"ready": os.getpid()})
         else:
