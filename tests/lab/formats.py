@@ -32,10 +32,10 @@ class Format(NamedTuple):
 
 
 def _run(folder: Path) -> None:
-    from wima.runs.launch import NoProgress, launch
+    from wima.runs.launch import Display, launch
     from wima.runs.settings import make_settings
 
-    launch(make_settings(SMALL), folder / "run", progress=NoProgress)
+    launch(make_settings(SMALL), folder / "run", progress=Display)
 
 
 def _read_run(folder: Path) -> None:
