@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -180,10 +182,14 @@ def main() -> None:
         raise KeyboardInterrupt
 
     open_streams()
+    os.environ["MPLBACKEND"] = "agg"  # we draw into files; a wrong one would fail after all rounds
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt_once)
     try:
-        app(prog_name="wima")
+        try:
+            app(prog_name="wima")
+        finally:
+            sys.stdout.flush()
     except UsageError as error:
         message, code = f"Error: {error}", 2
     except RunError as error:
@@ -192,7 +198,11 @@ def main() -> None:
         message, code = str(error), error.code
     except KeyboardInterrupt:
         message, code = "Interrupted.", 130
+    except OSError as error:  # of standard output, or of the whole system
+        message, code = f"Error: {error.strerror or error}; what is printed may be incomplete.", 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # until Python has ended
-    echo(message, sys.stderr)
+    with contextlib.suppress(OSError):
+        echo(message, sys.stderr)
     sys.exit(code)

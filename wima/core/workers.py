@@ -70,7 +70,7 @@ class Worker:
         open_streams()
         # If it was closed when Python started, its descriptor may be that of any file by now.
         silent = quiet or sys.__stderr__ is None
-        with contextlib.nullcontext() if independent else _blocked(*_OURS):
+        with contextlib.nullcontext() if independent else _blocked(*_OURS), _refused():
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), module],
                 stdin=subprocess.PIPE,
@@ -193,6 +193,18 @@ def pickled(what: Any, refused: str) -> bytes:
         return cloudpickle.dumps(what)  # type: ignore[no-any-return]
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UsageError(refused.format(error)) from error
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Say in a sentence why the system starts no process."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"A worker process cannot be started: {error.strerror}. A higher limit (`ulimit -a` "
+            "shows them), fewer workers or engine 'serial' may help."
+        ) from error
 
 
 @contextlib.contextmanager

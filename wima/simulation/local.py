@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from wima.algorithms.base import Local, State, Visit
-from wima.core.errors import RunError, UsageError
+from wima.core.errors import RunError, UsageError, check
 from wima.core.randomness import rng
 from wima.core.vector import Vector, vectors
 from wima.data.federated import FederatedData, as_tensor, read_rows
@@ -235,6 +235,12 @@ def located(t: int, hook: str, client: int | None = None) -> Iterator[None]:
     except Exception as error:
         where = f"round {t}" + ("" if client is None else f", client {client}") + f", {hook}"
         raise RunError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def check_shape(vector: Any, like: Vector) -> None:
+    """Raise unless a hook returned a vector that fits the model."""
+    shape = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
+    check(shape == tuple(like.shape), f"expected shape {tuple(like.shape)}, got {shape}.")
 
 
 @contextmanager

@@ -8,8 +8,10 @@ all of these, so importing this module loads neither NumPy nor torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil, cos, pi
+from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -228,10 +230,12 @@ def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int)
         return COHORTS[given](num_clients, clients_per_round)
 
     def cohort(seed: int, t: int) -> list[int]:
-        drawn = [int(client) for client in given(seed, t)]
+        drawn = list(given(seed, t))
+        with suppress(TypeError):  # from a number that is not whole
+            drawn = [index(client) for client in drawn]
         check(
             0 < len(set(drawn)) == len(drawn) <= clients_per_round
-            and all(0 <= client < num_clients for client in drawn),
+            and all(isinstance(client, int) and 0 <= client < num_clients for client in drawn),
             f"The cohort of round {t} must be 1 to {clients_per_round} different clients in 0 ... "
             f"{num_clients - 1}, got {drawn}.",
         )

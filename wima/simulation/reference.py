@@ -8,7 +8,14 @@ import torch
 
 from wima.algorithms.base import Local, State, Visit
 from wima.core.vector import Vector
-from wima.simulation.local import Problem, batches, full_gradient, located, untouched
+from wima.simulation.local import (
+    Problem,
+    batches,
+    check_shape,
+    full_gradient,
+    located,
+    untouched,
+)
 from wima.simulation.round import Engine, RoundState, RunningMean
 
 
@@ -60,6 +67,7 @@ class Reference(Engine):
         fraction = clients / data.num_clients
         with located(t, "server_update"), untouched(w, server, delta, extra):
             gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
+            check_shape(gradient, w)
         step, opt = self.setup.server_opt.update(gradient, state.opt)
         w = torch.cat([w - step, rest - moved])
         own = (fresh.value if full is None else full) if self.setup.wants_client_gradient else None

@@ -19,7 +19,7 @@ from wima.algorithms.server_opt import OptState, ServerOpt
 from wima.core.errors import RunError
 from wima.core.vector import Vector, vectors
 from wima.simulation.clients import ClientMemory
-from wima.simulation.local import Problem, Solved, Solver, located, untouched
+from wima.simulation.local import Problem, Solved, Solver, check_shape, located, untouched
 from wima.simulation.measures.job import EvaluationJob
 from wima.simulation.options import Faults, LocalSGD, Weighting
 from wima.simulation.privacy import Gaussian, PrivateSum
@@ -332,6 +332,7 @@ def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -
         gradient, server = setup.algorithm.server_update(
             w, means.delta, means.extra, server, fraction
         )
+        check_shape(gradient, w)
     change, opt = setup.server_opt.update(gradient, state.opt)
     if means.rest is not None:
         rest = rest - means.rest

@@ -24,7 +24,7 @@ from wima.averaging import Averager, Averages, named
 from wima.core.errors import Diverged, RunError, UsageError, check, unknown
 from wima.core.vector import Vector, finish_at_exit, one_thread, undisturbed
 from wima.simulation.engines.auto import MakeEngine, make_engine
-from wima.simulation.local import located, untouched
+from wima.simulation.local import check_shape, located, untouched
 from wima.simulation.measures.base import Measure, Metrics
 from wima.simulation.measures.finetune import BY_NAME as FINE_TUNING, FineTune
 from wima.simulation.measures.job import Measures
@@ -246,9 +246,7 @@ class Simulation:
         w, trained = self.state.w, self.setup.trained
         with located(self.t, "served"), untouched(w, self.state.server):
             served = self.setup.algorithm.served(w[:trained], self.state.server)
-            expected = w[:trained].shape
-            if served.shape != expected:
-                raise UsageError(f"expected shape {expected}, got {served.shape}.")
+            check_shape(served, w[:trained])
         if served.data_ptr() == w.data_ptr():
             return w
         joined = w.clone()

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wima.core.errors import check, unknown
+from wima.core.errors import UsageError, check, unknown
 from wima.core.vector import Vector
 from wima.data.federated import Array
 from wima.simulation.options import RunOptions
@@ -159,7 +159,7 @@ class TaskMetrics(Measure):
         }
 
     def part(self, output: Tensor, y: Tensor) -> list[Total]:
-        return [total(f, output, y) for f in self.functions.values()]
+        return [total(f, output, y, name) for name, f in self.functions.items()]
 
     def combine(self, parts: list[list[Total]]) -> Metrics:
         return {
@@ -171,12 +171,21 @@ class TaskMetrics(Measure):
         return {"metrics": values}  # a diverging model's loss may be infinite
 
 
-def total(metric: Metric, output: Tensor, y: Tensor) -> Total:
+def total(metric: Metric, output: Tensor, y: Tensor, name: str = "that is first") -> Total:
     """Sum and count of a metric over a batch; a metric returns its mean, or both."""
     value = metric(output, y)
-    if isinstance(value, tuple):
-        return float(value[0]), int(value[1])
-    return float(value * len(y)), len(y)
+    try:
+        if isinstance(value, tuple):
+            summed, count = value
+            return float(summed), int(count)
+        if isinstance(value, str):
+            raise TypeError
+        return float(value * len(y)), len(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(
+            f"The metric {name} must return its mean over the batch, or its sum and the count, "
+            f"got {value!r:.80}."
+        ) from None
 
 
 class Evaluation:
