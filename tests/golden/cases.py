@@ -21,7 +21,11 @@ import pytest
 import torch
 
 from wima.core.errors import RunError, UsageError
+<<<<<<< HEAD
 from wima.runs.launch import Display, launch
+=======
+from wima.runs.launch import Display as NoProgress, launch
+>>>>>>> main
 from wima.runs.settings import make_settings
 
 HERE = Path(__file__).parent

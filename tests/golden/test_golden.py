@@ -9,7 +9,11 @@ import shutil
 import pytest
 
 from tests.golden import cases
+<<<<<<< HEAD
 from wima.runs.launch import Display, resume
+=======
+from wima.runs.launch import Display as NoProgress, resume
+>>>>>>> main
 from wima.runs.run import read_run
 
 RUNS = json.loads((cases.HERE / "runs.json").read_text())

@@ -191,6 +191,8 @@ class WindowAverage:
         check((path / MANIFEST).is_file(), f"{path} contains no window average (no {MANIFEST}).")
         saved, store = read_manifest(path / MANIFEST, FORMAT), Segments(path)
         try:
+            for name, checksum in saved["sums"].items():
+                store.verify(name, checksum)
             self._past.load(store, saved)
             self.calls = int(saved["calls"])
         except (KeyError, TypeError, AttributeError) as error:
