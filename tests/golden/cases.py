@@ -21,11 +21,7 @@ import pytest
 import torch
 
 from wima.core.errors import RunError, UsageError
-<<<<<<< HEAD
-from wima.runs.launch import Display, launch
-=======
 from wima.runs.launch import Display as NoProgress, launch
->>>>>>> main
 from wima.runs.settings import make_settings
 
 HERE = Path(__file__).parent
@@ -99,7 +95,9 @@ def settings_of(algorithm: str, variant: str, engine: str) -> Any:
 def run(algorithm: str, variant: str, engine: str, folder: Path) -> dict[str, str]:
     """The checksums of a run's records and models, or the error that refuses it."""
     try:
-        launch(settings_of(algorithm, variant, engine), folder, Display, report=lambda line: None)
+        launch(
+            settings_of(algorithm, variant, engine), folder, NoProgress, report=lambda line: None
+        )
     except (UsageError, RunError) as error:
         return {"error": str(error)}
     models = hashlib.sha256()
@@ -189,7 +187,7 @@ def stopped_settings(name: str) -> Any:
     return make_settings({**LONG, **STOPPED[name], "engine": "serial"})
 
 
-class Stop(Display):
+class Stop(NoProgress):
     """Interrupts a run after 14 rounds."""
 
     def update(self, record: Any) -> None:

@@ -9,11 +9,7 @@ import shutil
 import pytest
 
 from tests.golden import cases
-<<<<<<< HEAD
-from wima.runs.launch import Display, resume
-=======
 from wima.runs.launch import Display as NoProgress, resume
->>>>>>> main
 from wima.runs.run import read_run
 
 RUNS = json.loads((cases.HERE / "runs.json").read_text())
@@ -63,7 +59,7 @@ def test_a_run_that_an_earlier_version_began_is_read_and_resumed(name, known, tm
     expected = (folder / "expected.jsonl").read_bytes()
     assert read_run(folder).t == 14
     assert read_run(folder).settings.run_id == cases.stopped_settings(name).run_id
-    resume(folder, Display)
+    resume(folder, NoProgress)
     assert "Resuming after 12 of 20 rounds." in capsys.readouterr().out
     assert cases.with_earlier_epsilon((folder / "records.jsonl").read_bytes()) == expected
 
