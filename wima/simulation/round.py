@@ -22,7 +22,7 @@ from wima.simulation.clients import ClientMemory
 from wima.simulation.local import Problem, Solved, Solver, check_shape, located, untouched
 from wima.simulation.measures.job import EvaluationJob
 from wima.simulation.options import Faults, LocalSGD, Weighting
-from wima.simulation.privacy import Gaussian, PrivateSum
+from wima.simulation.privacy import Gaussian, PrivateSum, remembers
 from wima.simulation.task import Task
 
 
@@ -94,9 +94,8 @@ class Engine:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._begun: list[Problem] = []  # the first problems of a round to come
-        hooks, mine = ("client_init", "client_finish"), type(setup.algorithm)
         # Clients without memory that send only their delta all have the same problem.
-        self._alike = all(getattr(mine, hook) is getattr(Algorithm, hook) for hook in hooks)
+        self._alike = not remembers(setup.algorithm)
 
     @cached_property
     def solver(self) -> Solver:

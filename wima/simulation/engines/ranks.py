@@ -14,11 +14,11 @@ import json
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -39,19 +39,8 @@ _COMMAND = (
     "(on SLURM, `srun torchrun`), or use engine 'processes', which starts its workers itself."
 )
 _FROM_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+Posted: TypeAlias = tuple[Vector, dist.Work | None]  # a vector being sent, which is kept until then
 _FOREVER = timedelta(days=365)  # a visit may take long; torchrun ends ranks that wait in vain
-
-
-class Posted(NamedTuple):
-    """A vector being sent."""
-
-    vector: Vector
-    work: dist.Work | None
-
-    def wait(self) -> None:
-        if self.work is not None:
-            with _named():
-                self.work.wait()
 
 
 class Group:
@@ -115,16 +104,22 @@ class Group:
         self.bytes += tensor.nbytes * (self.size - 1 if self.rank == 0 else 1)
         return tensor
 
-    def send(self, vector: Vector, rank: int = 0) -> None:
-        """Send a vector, and wait until it has left."""
-        self.post(vector.contiguous(), rank).wait()
+    def send(self, *vectors: Vector, rank: int = 0) -> None:
+        """Send vectors, and wait until they have left."""
+        self.wait([self.post(vector.contiguous(), rank) for vector in vectors])
 
     def post(self, vector: Vector, rank: int = 0) -> Posted:
-        """Send a vector that must not change until `Posted.wait` returns."""
-        with _named():
-            work = dist.isend(vector, rank)
+        """Send a vector that must not change before `wait`."""
         self.bytes += vector.nbytes
-        return Posted(vector, work)
+        with _named():
+            return vector, dist.isend(vector, rank)
+
+    def wait(self, posted: Iterable[Posted]) -> None:
+        """Wait until these have left."""
+        with _named():
+            for _, work in posted:
+                if work is not None:
+                    work.wait()
 
     def recv(self, vector: Vector, rank: int = 0) -> Vector:
         """Fill a vector with what a rank sent."""
@@ -135,8 +130,7 @@ class Group:
 
     def send_json(self, message: dict[str, Any]) -> None:
         """Send a message to rank 0."""
-        for part in _encoded(message):
-            self.send(part)
+        self.send(*_encoded(message))
 
     def recv_json(self, rank: int) -> dict[str, Any]:
         """The next message that a rank sent with `send_json`."""
@@ -263,8 +257,8 @@ class Ranks(Engine):
             group.broadcast(vector)
         if not alike:
             for named, owner in zip(vectors, owners, strict=True):
-                for vector in named.values() if owner else ():
-                    group.send(vector, owner)
+                if owner:
+                    group.send(*named.values(), rank=owner)
         return owners
 
     def _cost(self, problem: Problem) -> int:
@@ -325,8 +319,7 @@ class WorkerRank(Engine):
                 break
             vectors = problem.results(visit, rest)
             post({"steps": visit.steps, "vectors": list(vectors)}, *vectors.values())
-        for posted in on_the_way:
-            posted.wait()
+        self.group.wait(on_the_way)
 
     def _own_problems(self, order: dict[str, Any]) -> list[Problem]:
         """This rank's problems, in the order of the cohort."""
