@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from wima.algorithms.base import Local, State, Visit
-from wima.core.errors import RunError, UsageError, check
+from wima.core.errors import RunError, UsageError
 from wima.core.randomness import rng
 from wima.core.vector import Vector, vectors
 from wima.data.federated import FederatedData, as_tensor, read_rows
@@ -39,26 +39,18 @@ class Problem(NamedTuple):
     share: float = 1.0  # of its steps, which the client finishes
     memory: State = ()  # what the client remembers, for `client_finish`; not sent to workers
 
-    def solved(
-        self,
-        steps: int = 0,
-        *,
-        end: Vector | None = None,
-        rest: Vector | None = None,
-        gradient: Vector | None = None,
-        path_gradient: Vector | None = None,
-    ) -> Solved:
-        """Its visit; without training, it ends at w."""
+    def solved(self, steps: int = 0, **vectors: Any) -> Solved:
+        """Its visit, from the vectors of `results`; without training, it ends at w."""
         visit = Visit(
             start=self.w if self.local is None else self.local.start,
-            end=self.w if end is None else end,
+            end=vectors.get("end", self.w),
             steps=steps,
             lr=self.lr,
             t=self.t,
-            gradient=gradient,
-            path_gradient=path_gradient,
+            gradient=vectors.get("gradient"),
+            path_gradient=vectors.get("path_gradient"),
         )
-        return visit, self.w[:0] if rest is None else rest
+        return visit, vectors.get("rest", self.w[:0])
 
     def message(self) -> tuple[dict[str, Any], dict[str, Vector]]:
         """JSON and, by name, the vectors other than w: for a process that has w."""
@@ -235,12 +227,6 @@ def located(t: int, hook: str, client: int | None = None) -> Iterator[None]:
     except Exception as error:
         where = f"round {t}" + ("" if client is None else f", client {client}") + f", {hook}"
         raise RunError(f"{where}: {type(error).__name__}: {error}") from error
-
-
-def check_shape(vector: Any, like: Vector) -> None:
-    """Raise unless a hook returned a vector that fits the model."""
-    shape = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
-    check(shape == tuple(like.shape), f"expected shape {tuple(like.shape)}, got {shape}.")
 
 
 @contextmanager

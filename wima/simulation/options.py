@@ -83,11 +83,8 @@ class RunOptions:
 
     def evaluates(self, t: int) -> bool:
         """Whether models are evaluated after t rounds."""
-        if self.evaluates_clients(t):
-            return True
-        if not self.eval_every:
-            return False
-        return t % self.eval_every == 0 or t > self.rounds - max(1, self.eval_last)
+        every, late = self.eval_every, t > self.rounds - max(1, self.eval_last)
+        return self.evaluates_clients(t) or (every > 0 and (t % every == 0 or late))
 
     def evaluates_clients(self, t: int) -> bool:
         """Whether models are evaluated for each client after t rounds."""
@@ -293,12 +290,6 @@ class Cyclic:
     phase "fedsam" counts cycles from round 0, as in the code of Caldarola et al. (2022);
     "izmailov" counts from `start`, as in Izmailov et al. (2018).  A cycle of 1 keeps the rate
     constant.
-
-    Examples:
-        >>> import wima
-        >>> schedule = wima.Cyclic(start=2, cycle=2, low=0.5)
-        >>> [schedule.factor(t, rounds=6) for t in range(6)]
-        [1.0, 1.0, 0.75, 0.5, 0.75, 0.5]
     """
 
     start: float = 0.75  # a round, or a share of all rounds if less than 1

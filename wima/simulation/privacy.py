@@ -115,18 +115,14 @@ class PrivateSum:
         on_sum, on_count = self._privacy.noises(self._cohort)
         draw = rng("privacy", seed, t)
         noise = torch.from_numpy(draw.standard_normal(len(self._total), dtype="float32"))
-        total = self._total.add(noise.to(self._total), alpha=on_sum * self._clip)
-        return total / self._cohort, self._next_clip(on_count * draw.standard_normal())
-
-    def _next_clip(self, noise: float) -> float:
-        privacy = self._privacy
-        if privacy.quantile is None:
-            return self._clip
+        mean = self._total.add(noise.to(self._total), alpha=on_sum * self._clip) / self._cohort
+        if self._privacy.quantile is None:
+            return mean, self._clip
         # sum(b - 1/2) / m + 1/2: how many clients took part is private, so m stands for them.
-        within = (self._count + self._cohort / 2 + noise) / self._cohort
+        count = self._count + self._cohort / 2 + on_count * draw.standard_normal()
+        change = -self._privacy.rate * (count / self._cohort - self._privacy.quantile)
         least, most = (log(clip / self._clip) for clip in CLIPS)
-        change = -privacy.rate * (within - privacy.quantile)
-        return self._clip * exp(min(max(change, least), most))
+        return mean, self._clip * exp(min(max(change, least), most))
 
 
 def norm_of(delta: Vector) -> float:
@@ -150,10 +146,7 @@ ORDERS = np.geomspace(1e-4, 1e4, 80)  # of moments, in units of 1 / the largest 
 FFT_ERROR = 1e-15  # of delta, for each round
 SPARE = 1e-4  # the share of delta spared for losses beyond the grid
 DIGITS = 1000  # noise is rounded up to a multiple of 1 / DIGITS
-RELATIONS = {
-    "poisson": "one client more or less",
-    "uniform": "one client in place of another",
-}
+RELATIONS = {"poisson": "one client more or less", "uniform": "one client in place of another"}
 
 
 class Sampling(NamedTuple):

@@ -24,7 +24,7 @@ from wima.averaging import Averager, Averages, named
 from wima.core.errors import Diverged, RunError, UsageError, check, unknown
 from wima.core.vector import Vector, finish_at_exit, one_thread, undisturbed
 from wima.simulation.engines.auto import MakeEngine, make_engine
-from wima.simulation.local import check_shape, located, untouched
+from wima.simulation.local import located, untouched
 from wima.simulation.measures.base import Measure, Metrics
 from wima.simulation.measures.finetune import BY_NAME as FINE_TUNING, FineTune
 from wima.simulation.measures.job import Measures
@@ -41,7 +41,7 @@ from wima.simulation.options import (
     make_cohorts,
 )
 from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, PrivacyAccountant, accountant_of
-from wima.simulation.round import RoundState, Setup, first_state
+from wima.simulation.round import RoundState, Setup, check_shape, first_state
 from wima.simulation.task import Task, data_checksum
 from wima.storage.segments import Storage
 
@@ -94,22 +94,14 @@ class Simulation:
         layout = setup.task.layout
         ring = {"mapped": self.store if storage.mapped_window else None, "dtype": storage.dtype}
         self.watch = Averages(averagers, self.state.w, layout.mask if layout else None, **ring)
-        self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.trained)
+        self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.task.trained)
         models = len(self.watch.averagers)
         self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
         self._process, self._running = os.getpid(), Lock()
         finish_at_exit()
+        self.engine = self._engine.name  # that runs the rounds
         self.why = self._engine.why  # the reason why `auto` chose it; empty without `auto`
-
-    @property
-    def engine(self) -> str:
-        """The engine that runs the rounds."""
-        return self._engine.name
-
-    @property
-    def is_worker_rank(self) -> bool:
-        """Whether this process only works for another that runs the rounds."""
-        return self._engine.is_worker_rank
+        self.is_worker_rank = self._engine.is_worker_rank  # another process runs the rounds
 
     def facts(self) -> dict[str, Any]:
         """Facts about the run, besides its settings, to be recorded."""
@@ -150,23 +142,18 @@ class Simulation:
             f"round {self.t + 1} of this simulation is already running, in a thread or a hook.",
         )
         try:
-            return self._next()
-        finally:
-            self._running.release()
-
-    def _next(self) -> Record:
-        if self.t == self.rounds or (not self._closed and self._engine.serve()):
-            self.close()
-            raise StopIteration
-        if self._closed:
-            raise RunError(f"The simulation was closed after {self.t} of {self.rounds} rounds.")
-        try:
+            if self.t == self.rounds or (not self._closed and self._engine.serve()):
+                raise StopIteration
+            if self._closed:
+                raise RunError(f"The simulation was closed after {self.t} of {self.rounds} rounds.")
             with one_thread():
                 return self._round()
         except BaseException:
             self.state.memory.discard()
             self.close()
             raise
+        finally:
+            self._running.release()
 
     def _round(self) -> Record:
         begin, t, lr = time.perf_counter(), self.t, self._lr(self.t)
@@ -181,9 +168,9 @@ class Simulation:
         # Averages watch: they get the new model and never change it.
         self.watch.update(self._served(), state.client_gradient)
         # While workers evaluate, those that have finished start on the next round.
-        if self.measures.due(t + 1, self.options):
+        if self.measures.due(t + 1):
             self._begin(t + 1)
-        entries = self.measures.after(t + 1, self.options, self._engine.evaluate, self.vectors)
+        entries = self.measures.after(t + 1, self._engine.evaluate, self.vectors)
         self.t, self.between_rounds = t + 1, True
         sent, spent = self._visit_bytes, {}
         if self.accountant is not None and state.clip is not None:
@@ -243,7 +230,7 @@ class Simulation:
 
     def _served(self) -> Vector:
         """The model to evaluate and average; for most algorithms w itself."""
-        w, trained = self.state.w, self.setup.trained
+        w, trained = self.state.w, self.setup.task.trained
         with located(self.t, "served"), untouched(w, self.state.server):
             served = self.setup.algorithm.served(w[:trained], self.state.server)
             check_shape(served, w[:trained])
@@ -280,8 +267,16 @@ def check_parts(arguments: Mapping[str, Any]) -> None:
     )
     for name, (kind, registry) in KINDS.items():
         given = arguments.get(name)
-        for thing in _listed(given) if name == "averagers" else [given]:
-            if thing is not None and not _fits(thing, kind):
+        things: Iterable[Any] = [given]
+        if name == "averagers" and isinstance(given, Iterable) and not isinstance(given, str):
+            things = given.values() if isinstance(given, Mapping) else given
+        for thing in things:
+            if isinstance(kind, type):
+                fits = isinstance(thing, kind)
+            else:
+                methods = [getattr(thing, method, None) for method in kind]
+                fits = not isinstance(thing, type) and all(map(callable, methods))
+            if thing is not None and not fits:
                 advice = _instead(thing, registry)
                 raise UsageError(f"{name} cannot be {thing!r:.80}; give {advice}.")
     measures = arguments.get("measures") or ()
@@ -302,13 +297,6 @@ KINDS: dict[str, tuple[type[Any] | tuple[str, ...], Mapping[str, type[Any]]]] = 
 }
 
 
-def _fits(thing: Any, kind: type[Any] | tuple[str, ...]) -> bool:
-    if isinstance(kind, type):
-        return isinstance(thing, kind)
-    methods = [getattr(thing, method, None) for method in kind]
-    return not isinstance(thing, type) and all(map(callable, methods))
-
-
 def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
     """FedDyn, AdaBest and FedACG have their own server step; adding an optimizer is a mistake."""
     name = type(algorithm).__name__
@@ -317,13 +305,6 @@ def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) 
         f"{name} has its own server rule, so server must be SGD with lr 1 and no momentum, "
         f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient anyway.",
     )
-
-
-def _listed(averagers: Any) -> Iterable[Any]:
-    if isinstance(averagers, Mapping):
-        return averagers.values()
-    one = isinstance(averagers, str) or not isinstance(averagers, Iterable)
-    return [averagers] if one else averagers
 
 
 def _instead(given: Any, registry: Mapping[str, type[Any]]) -> str:

@@ -1,11 +1,7 @@
 """Engine `auto`: the fastest for this model on this machine, measured before the first round.
 
-Trials take at most 3 s or 2 % of the run, whichever is more: the cheapest one comes first and shows
-how long the run will be.  A trial that would not fit into the remaining time is left to a longer
-run.  What was measured is kept for the next runs of this process, as in a sweep.
-
-So `auto` may choose different engines on different machines; the record of a run names its engine.
-`serial` and `processes` give the same bytes, `batched` the same up to rounding.
+The cheapest trial comes first and shows how long the run will be, and thus how long trials may
+take.  What was measured is kept for the next runs of this process, as in a sweep.
 """
 
 from collections.abc import Callable
@@ -62,19 +58,11 @@ def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) ->
     model = (str(setup.task.workspace.module), layout and layout.shapes)
     work = (data.x.shape[1:], data.x.dtype, sgd, setup.algorithm, cohort, steps, several)
     costs, postponed = MEASURED.setdefault(repr((model, work)), ({}, []))
-    trials = Trials(
-        make=make,
-        setup=setup,
-        cohort=cohort,
-        steps=steps,
-        full_gradient=mean / size if setup.algorithm.full_gradient != "none" else 0.0,
-        rounds=rounds,
-        several=several,
-        costs=costs,
-        postponed=postponed,
-    )
+    trials = Trials(make, setup, costs, rounds, cohort, steps)
+    if setup.algorithm.full_gradient != "none":
+        trials.full_gradient = mean / size
     try:
-        trials.run()
+        trials.run(postponed, several)
     except RunError:
         costs.clear()
         return "serial", "a trial failed"  # the run itself will report what is wrong
@@ -93,34 +81,32 @@ def _in_words(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Trials:
     """Trial rounds with each engine that may be the fastest, until their time is used up."""
 
     make: Make
     setup: Setup
+    costs: dict[str, Cost]  # of the run's rounds
+    rounds: int
     cohort: int
     steps: int  # of a visit
-    full_gradient: float  # the steps that a visit's full gradient counts as: an epoch, or none
-    rounds: int
-    several: bool
-    costs: dict[str, Cost]  # of the run's rounds
-    postponed: list[str]  # for lack of time
+    full_gradient: float = 0.0  # the steps that a visit's full gradient counts as: an epoch
     begin: float = field(default_factory=lambda: clock())
     ran: bool = False
 
-    def run(self) -> None:
-        """Complete `costs` as far as time allows."""
+    def run(self, postponed: list[str], several: bool) -> None:
+        """Complete `costs`; the engines that there is no time for stay in `postponed`."""
         if not self.costs:
             self._measure("serial", 1, 1)  # shows what a step costs, and thus the run
             self._try("serial")
             # `batched` draws dropout masks for all clients at once: they differ from the others'.
             space = self.setup.task.workspace
             if self._step() < SLOW_STEP and space is not None and not space.random:
-                self.postponed.append("batched")
-            if self.several and self.costs["serial"].round > SHORT_ROUND:
-                self.postponed.append("processes")
-        self.postponed[:] = [name for name in self.postponed if not self._try(name)]
+                postponed.append("batched")
+            if several and self.costs["serial"].round > SHORT_ROUND:
+                postponed.append("processes")
+        postponed[:] = [name for name in postponed if not self._try(name)]
 
     def _try(self, name: str) -> bool:
         """Run a trial of the usual size; False: there is no time."""

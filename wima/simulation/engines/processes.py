@@ -21,7 +21,7 @@ from wima.core.machine import keep_freed_memory, open_streams
 from wima.core.vector import Vector
 from wima.core.workers import Exited, Parent, Worker, end, pickled
 from wima.data.federated import FederatedData
-from wima.simulation.engines.shared import Handle, Shared, Slots, allocate
+from wima.simulation.engines.shared import Handle, Shared, allocate
 from wima.simulation.local import Problem, Solved, Solver
 from wima.simulation.measures.base import Evaluation
 from wima.simulation.measures.job import EvaluationJob, job_of
@@ -83,9 +83,13 @@ class Processes(Engine):
         try:
             slots = _AHEAD * self._size  # for jobs sent to workers and not yet answered
             handles = allocate(shared, slots, models, w, setup)
-            self._slots, self._free = Slots(handles), list(range(slots))
-            self._torch = _settings()
-            self._first_message = pickled(_worker_setup(setup, shared, handles), _REFUSED)
+            self._rows, self._free = _opened(handles), list(range(slots))
+            self._torch = {  # its settings that decide bytes
+                "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+                "precision": torch.get_float32_matmul_precision(),
+                "mkldnn": torch.backends.mkldnn.enabled,
+            }
+            self._first_message = pickled((_for_workers(setup, shared), handles), _REFUSED)
             self._descriptors = shared.descriptors
             self._start()
         except BaseException:
@@ -99,7 +103,7 @@ class Processes(Engine):
         """Let workers start on the problems of the next `solve`."""
         self._prefetched = problems
         self._solved.clear()
-        self._slots.rows["w"].copy_(problems[0].w)
+        self._rows["w"].copy_(problems[0].w)
         size = self.setup.task.data.size  # no large job is left for the end
         jobs = sorted(enumerate(problems), key=lambda job: -size(job[1].client))
         self._training = deque(Job(*job) for job in jobs)
@@ -117,7 +121,7 @@ class Processes(Engine):
 
     def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
         """All models at once, piece by piece; before any training."""
-        self._models = list(self._slots.rows["models"][: len(models)])
+        self._models = list(self._rows["models"][: len(models)])
         for row, w in zip(self._models, models, strict=True):
             row.copy_(w)
         self._scored.clear()
@@ -152,7 +156,8 @@ class Processes(Engine):
         self._workers[worker].append(slot)
         if isinstance(job.work, Problem):
             message, vectors = job.work.message()
-            self._slots.put(slot, vectors)
+            for name, vector in vectors.items():
+                self._rows[name][slot].copy_(vector)
         else:
             message = {"piece": job.number, "models": len(self._models)}
             message["evaluation"] = job.work.fields()
@@ -189,8 +194,7 @@ class Processes(Engine):
         elif error is not None:
             self._solved[job.number] = error
         else:
-            vectors = self._slots.get(slot, reply["vectors"])
-            copies = {name: vector.clone() for name, vector in vectors.items()}
+            copies = {name: self._rows[name][slot].clone() for name in reply["vectors"]}
             self._solved[job.number] = job.work.solved(reply["steps"], **copies)
         self._free.append(slot)
 
@@ -243,6 +247,10 @@ def _end(workers: dict[Worker, deque[int]], shared: Shared) -> None:
     shared.close()
 
 
+def _opened(handles: dict[str, Handle]) -> dict[str, Vector]:
+    return {name: torch.from_numpy(handle.open()) for name, handle in handles.items()}
+
+
 def _good(result: Result | RunError) -> Result:
     """The result, unless it is an error."""
     if isinstance(result, RunError):
@@ -250,17 +258,8 @@ def _good(result: Result | RunError) -> Result:
     return result
 
 
-class WorkerSetup(NamedTuple):
-    """The first message to workers; arrays are shared, not sent."""
-
-    task: Task  # without its examples
-    sgd: LocalSGD
-    seed: int
-    examples: dict[str, Handle]
-    slots: dict[str, Handle]
-
-
-def _worker_setup(setup: Setup, shared: Shared, slots: dict[str, Handle]) -> WorkerSetup:
+def _for_workers(setup: Setup, shared: Shared) -> tuple[Task, LocalSGD, int, dict[str, Handle]]:
+    """What workers need to know; examples are shared, not sent with the task."""
     data, evaluate = setup.task.data, setup.task.evaluate
     arrays, kept = {"x": data.x, "y": data.y, "offsets": data.offsets}, None
     if isinstance(evaluate, Evaluation):
@@ -268,16 +267,7 @@ def _worker_setup(setup: Setup, shared: Shared, slots: dict[str, Handle]) -> Wor
         kept = evaluate.changed(x=evaluate.x[:0], y=evaluate.y[:0])
     task = setup.task._replace(data=None, init=None, evaluate=kept)  # type: ignore[arg-type]
     examples = {name: shared.share(array) for name, array in arrays.items()}
-    return WorkerSetup(task, setup.sgd, setup.seed, examples, slots)
-
-
-def _settings() -> dict[str, Any]:
-    """The settings of torch that decide bytes, for workers."""
-    return {
-        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "precision": torch.get_float32_matmul_precision(),
-        "mkldnn": torch.backends.mkldnn.enabled,
-    }
+    return task, setup.sgd, setup.seed, examples
 
 
 def main() -> None:
@@ -291,34 +281,33 @@ def main() -> None:
             torch.set_default_dtype(getattr(torch, message["dtype"]))
             torch.set_float32_matmul_precision(message["precision"])
             torch.backends.mkldnn.enabled = message["mkldnn"]
-            solver, slots = _set_up(pickle.loads(parts[0]))
+            (task, sgd, seed, examples), handles = pickle.loads(parts[0])
+            arrays = {name: handle.open() for name, handle in examples.items()}
+            data = FederatedData(arrays["x"], arrays["y"], arrays["offsets"])
+            task = task._replace(data=data)
+            if isinstance(task.evaluate, Evaluation):
+                task.evaluate.x = torch.from_numpy(arrays["x_test"])
+                task.evaluate.y = torch.from_numpy(arrays["y_test"])
+            solver, rows = Solver(task, sgd, seed), _opened(handles)
             parent.send({"ready": os.getpid()})
         else:
-            parent.send(_reply(solver, slots, message))
+            parent.send(_reply(solver, rows, message))
 
 
-def _set_up(setup: WorkerSetup) -> tuple[Solver, Slots]:
-    arrays = {name: handle.open() for name, handle in setup.examples.items()}
-    task = setup.task._replace(data=FederatedData(arrays["x"], arrays["y"], arrays["offsets"]))
-    if isinstance(task.evaluate, Evaluation):
-        task.evaluate.x = torch.from_numpy(arrays["x_test"])
-        task.evaluate.y = torch.from_numpy(arrays["y_test"])
-    return Solver(task, setup.sgd, setup.seed), Slots(setup.slots)
-
-
-def _reply(solver: Solver, slots: Slots, message: dict[str, Any]) -> dict[str, Any]:
+def _reply(solver: Solver, rows: dict[str, Vector], message: dict[str, Any]) -> dict[str, Any]:
     slot = message["slot"]
     try:
         if "evaluation" in message:
-            models = list(slots.rows["models"][: message["models"]])
+            models = list(rows["models"][: message["models"]])
             scores = job_of(message["evaluation"]).answer(solver, message["piece"], models)
             return {"slot": slot, "scores": scores}
-        vectors = slots.get(slot, message["vectors"])
-        problem = Problem.of(message, slots.rows["w"], solver.task.trained, vectors)
+        vectors = {name: rows[name][slot] for name in message["vectors"]}
+        problem = Problem.of(message, rows["w"], solver.task.trained, vectors)
         visit, rest = solver.solve(problem)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return {"slot": slot, "error": reason, "traceback": traceback.format_exc()}
     results = problem.results(visit, rest)
-    slots.put(slot, results)
+    for name, vector in results.items():
+        rows[name][slot].copy_(vector)
     return {"slot": slot, "steps": visit.steps, "vectors": list(results)}

@@ -1,12 +1,8 @@
 """Engine `distributed`: ranks, processes on one or several machines that torchrun started.
 
 Rank 0 runs the simulation: the rounds, the server's step, averages, records, clients' memory.  The
-other ranks hold the task, solve the problems sent to them, and keep nothing.  A visit does not
-depend on the rank that computes it, and rank 0 adds visits up in the order of the cohort, so the
-bytes are those of `serial`.
-
-If a rank is lost, Gloo's connections break or torchrun ends the others; rank 0 then marks the run
-as failed.  torchrun's output says which rank failed first.
+other ranks hold the task, solve the problems sent to them, and keep nothing.  If a rank is lost,
+Gloo's connections break or torchrun ends the others; rank 0 then marks the run as failed.
 """
 
 import atexit
@@ -94,7 +90,9 @@ class Group:
         """Rank 0's message to all others, which pass none and receive it."""
         length, text = _encoded(message)
         size = int(self.broadcast(length))
-        return _decoded(self.broadcast(text if self.rank == 0 else _empty(size)))
+        if self.rank:
+            text = torch.empty(size, dtype=torch.uint8)
+        return _decoded(self.broadcast(text))
 
     def broadcast(self, tensor: Vector) -> Vector:
         """Broadcast rank 0's tensor; the others pass one of the same shape to receive it."""
@@ -135,7 +133,7 @@ class Group:
     def recv_json(self, rank: int) -> dict[str, Any]:
         """The next message that a rank sent with `send_json`."""
         size = int(self.recv(torch.zeros(1, dtype=torch.int64), rank))
-        return _decoded(self.recv(_empty(size), rank))
+        return _decoded(self.recv(torch.empty(size, dtype=torch.uint8), rank))
 
 
 @cache
@@ -169,10 +167,6 @@ def _decoded(text: Vector) -> dict[str, Any]:
     return json.loads(text.numpy().tobytes())  # type: ignore[no-any-return]
 
 
-def _empty(size: int) -> Vector:
-    return torch.empty(size, dtype=torch.uint8)
-
-
 def distributed(setup: Setup, w: Vector) -> Engine:
     """The engine of this rank, after checking that all ranks have the same settings."""
     group = join()
@@ -197,7 +191,7 @@ class Ranks(Engine):
 
     def __init__(self, group: Group, setup: Setup, w: Vector) -> None:
         super().__init__(setup)
-        self.group, self._trained = group, len(w[: setup.trained])
+        self.group, self._trained = group, len(w[: setup.task.trained])
         self._waiting, self._closed = False, False  # waiting: ranks are at work
 
     def solve(self, problems: list[Problem]) -> Iterator[Solved]:
@@ -287,7 +281,7 @@ class WorkerRank(Engine):
     def __init__(self, group: Group, setup: Setup, w: Vector) -> None:
         super().__init__(setup)
         self.group = group
-        self._like, self._trained = torch.empty_like(w), len(w[: setup.trained])
+        self._like, self._trained = torch.empty_like(w), len(w[: setup.task.trained])
 
     def serve(self) -> bool:
         """Work until rank 0 has ended the run."""
@@ -311,7 +305,20 @@ class WorkerRank(Engine):
         def post(reply: dict[str, Any], *vectors: Vector) -> None:
             on_the_way.extend(map(self.group.post, [*_encoded(reply), *vectors]))
 
-        for problem in self._own_problems(order):
+        group, alike = self.group, order["alike"]
+        w, vectors = group.broadcast(torch.empty_like(self._like)), {}
+        trained = w[: self._trained]
+        if alike:
+            for name in order["problems"][0]["vectors"]:
+                vectors[name] = group.broadcast(torch.empty_like(trained))
+        problems = []  # of this rank, in the order of the cohort
+        for message, owner in zip(order["problems"], order["owners"], strict=True):
+            if owner == group.rank:
+                if not alike:
+                    names = message["vectors"]
+                    vectors = {name: group.recv(torch.empty_like(trained)) for name in names}
+                problems.append(Problem.of(message, w, self._trained, vectors))
+        for problem in problems:
             try:
                 visit, rest = self.solve_here(problem)
             except RunError as error:
@@ -320,23 +327,6 @@ class WorkerRank(Engine):
             vectors = problem.results(visit, rest)
             post({"steps": visit.steps, "vectors": list(vectors)}, *vectors.values())
         self.group.wait(on_the_way)
-
-    def _own_problems(self, order: dict[str, Any]) -> list[Problem]:
-        """This rank's problems, in the order of the cohort."""
-        group, alike = self.group, order["alike"]
-        w, vectors = group.broadcast(torch.empty_like(self._like)), {}
-        trained = w[: self._trained]
-        if alike:
-            for name in order["problems"][0]["vectors"]:
-                vectors[name] = group.broadcast(torch.empty_like(trained))
-        problems = []
-        for message, owner in zip(order["problems"], order["owners"], strict=True):
-            if owner == group.rank:
-                if not alike:
-                    names = message["vectors"]
-                    vectors = {name: group.recv(torch.empty_like(trained)) for name in names}
-                problems.append(Problem.of(message, w, self._trained, vectors))
-        return problems
 
     def _evaluate(self, order: dict[str, Any]) -> None:
         shape = (order["models"], len(self._like))

@@ -81,10 +81,18 @@ def _file(size: int) -> IO[bytes]:
     """An unnamed file of this size, in memory if it fits."""
     folders, reasons = [MEMORY, tempfile.gettempdir()], []
     for folder in filter(os.path.isdir, folders):
-        try:
-            return _reserved(folder, size)
-        except OSError as error:
-            reasons.append(f"{folder}: {error.strerror}")
+        with contextlib.ExitStack() as stack:
+            try:
+                disk = os.statvfs(folder)
+                # Check first: a reservation that fails would take all free memory for a moment.
+                if disk.f_bavail * disk.f_frsize < size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+                reserve(file.fileno(), size)
+                stack.pop_all()  # it stays open
+                return file
+            except OSError as error:
+                reasons.append(f"{folder}: {error.strerror}")
     raise RunError(
         f"engine 'processes' needs a temporary file of {size / 1e6:,.0f} MB, and there is not "
         f"enough space ({'; '.join(reasons)}). Set TMPDIR to a folder with more space, or use "
@@ -92,43 +100,16 @@ def _file(size: int) -> IO[bytes]:
     )
 
 
-def _reserved(folder: str, size: int) -> IO[bytes]:
-    disk = os.statvfs(folder)
-    # Check first: a reservation that fails would take all free memory for a moment.
-    if disk.f_bavail * disk.f_frsize < size:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
-        reserve(file.fileno(), size)
-        stack.pop_all()  # it stays open
-        return file
-
-
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-class Slots:
-    """Rows for vectors: w, and by slot those of problems, visits and models to evaluate."""
-
-    def __init__(self, handles: dict[str, Handle]) -> None:
-        self.rows = {name: torch.from_numpy(handle.open()) for name, handle in handles.items()}
-
-    def put(self, slot: int, vectors: dict[str, Vector]) -> None:
-        for name, vector in vectors.items():
-            self.rows[name][slot].copy_(vector)
-
-    def get(self, slot: int, names: list[str]) -> dict[str, Vector]:
-        """Views, which the next `put` overwrites."""
-        return {name: self.rows[name][slot] for name in names}
-
-
 def allocate(shared: Shared, slots: int, models: int, w: Vector, setup: Setup) -> dict[str, Handle]:
-    """Memory for `Slots`, with rows for gradients if the algorithm requests them."""
+    """Memory for w, and by slot for the vectors of problems, visits and models to evaluate."""
     check(
         w.dtype in DTYPES,
         f"engine 'processes' takes models in float32 or float64, got {w.dtype}; use 'serial'.",
     )
-    trained = len(w[: setup.trained])
+    trained = len(w[: setup.task.trained])
     shapes: dict[str, tuple[int, ...]] = {
         "w": (len(w),),
         "start": (slots, trained),

@@ -85,10 +85,8 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 PAD = 0
 METRICS = {  # targets that do not count, and outputs that are never predicted
     "clean": ((0, 1, 2), (0, 1, 2, 89)),  # PAD, BOS and EOS do not count; OOV is never predicted
-    "fedjax": (
-        (0, 88),
-        (0, 87, 88, 89),
-    ),  # FedJAX's model file uses other special ids than its data
+    # FedJAX's model file uses other special ids than its data.
+    "fedjax": ((0, 88), (0, 87, 88, 89)),
 }
 
 
@@ -208,6 +206,7 @@ class Evaluation:
     ) -> None:
         self.workspace, self.x, self.y = workspace, x, y
         self.metrics = TaskMetrics(metrics, loss)
+        self.leading = next(iter(self.metrics.functions.values()))  # by which clients are compared
         self.measures: dict[str, Measure] = {"metrics": self.metrics}
         self.batch_size, self.owners = batch_size, owners
         self.pooled = len(x) if pooled is None else pooled
@@ -235,11 +234,6 @@ class Evaluation:
     def clients(self) -> Array:
         """The clients that have test examples."""
         return np.unique([] if self.owners is None else self.owners[self.owners >= 0])
-
-    @property
-    def leading(self) -> Metric:
-        """The metric by which clients are compared: the first one."""
-        return next(iter(self.metrics.functions.values()))
 
     def pieces(self, names: Sequence[str] = ()) -> int:
         """The number of batches that these measures need."""
