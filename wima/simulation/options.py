@@ -242,11 +242,9 @@ def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int)
 
 
 class Schedule(Protocol):
-    """A factor for each round t = 0 ... rounds - 1."""
+    """A factor of lr for each round t = 0 ... rounds - 1."""
 
-    def factor(self, t: int, rounds: int) -> float:
-        """The factor of lr in round t."""
-        ...
+    def factor(self, t: int, rounds: int) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)

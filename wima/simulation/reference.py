@@ -78,8 +78,8 @@ class Reference(Engine):
             check_shape(gradient, w)
         step, opt = self.setup.server_opt.update(gradient, state.opt)
         w = torch.cat([w - step, rest - moved])
-        own = (fresh.value if full is None else full) if self.setup.wants_client_gradient else None
-        own = delta if private is not None and self.setup.wants_client_gradient else own
+        own = delta if private is not None else fresh.value if full is None else full
+        own = own if self.setup.wants_client_gradient else None
         return RoundState(w, server, opt, state.memory, excluded, own, clip)
 
     def _full_gradient(self, w: Vector, t: int, i: int, lr: float) -> Vector:

@@ -268,8 +268,7 @@ class Updates:
 
     def __init__(self, setup: Setup, state: RoundState) -> None:
         self._setup, self._private, self._clients = setup, setup.private_sum(state), 0
-        names = ("delta", "extra", "rest", "client_gradient")
-        self._sums = {name: RunningMean() for name in names}
+        self._sums = {n: RunningMean() for n in ("delta", "extra", "rest", "client_gradient")}
 
     def add(self, weight: float, delta: Vector, **sent: Vector | None) -> None:
         """Add a client's update.  sent: extra, rest, and client_gradient, by default its delta."""

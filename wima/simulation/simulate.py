@@ -67,7 +67,7 @@ class Record(NamedTuple):
 PATIENCE = 3  # consecutive rounds without a usable update that end the run
 
 
-class Simulation:
+class Simulation(Iterator[Record]):
     """An iterator of records that holds the current models: `w`, and `vectors()` by name."""
 
     def __init__(
@@ -127,9 +127,6 @@ class Simulation:
     def vectors(self) -> dict[str, Vector]:
         """The models to evaluate and serve: "plain" and every average."""
         return self.watch.vectors()
-
-    def __iter__(self) -> Iterator[Record]:
-        return self
 
     def __next__(self) -> Record:
         check(
@@ -277,8 +274,9 @@ def check_parts(arguments: Mapping[str, Any]) -> None:
                 methods = [getattr(thing, method, None) for method in kind]
                 fits = not isinstance(thing, type) and all(map(callable, methods))
             if thing is not None and not fits:
-                advice = _instead(thing, registry)
-                raise UsageError(f"{name} cannot be {thing!r:.80}; give {advice}.")
+                raise UsageError(
+                    f"{name} cannot be {thing!r:.80}; give {_instead(thing, registry)}."
+                )
     measures = arguments.get("measures") or ()
     check(
         isinstance(measures, list | tuple) and all(isinstance(m, Measure) for m in measures),
@@ -379,14 +377,13 @@ def simulate(
     space, dtype = task.workspace, torch.get_default_dtype()
     check(
         space is None or space.default == dtype,
-        f"torch's default dtype is {dtype}, but was {space and space.default} when the task was "
-        "made: set it before that, and leave it.",
+        f"torch's default dtype is {dtype}, but the task was made with {space and space.default}.",
     )
     cohorts = cohorts or "uniform"
     draw = make_cohorts(cohorts, task.data.num_clients, run.clients_per_round)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
     check_server_rule(algorithm, server_opt, run.stack_server)
-    schedule = schedule or Constant()
+    schedule, storage = schedule or Constant(), storage or Storage()
     schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
     watched = {name: a.for_run(run.rounds) for name, a in named(averagers).items()}
     check(
@@ -412,7 +409,6 @@ def simulate(
         privacy=spent.privacy if spent else None,
         cohort=run.clients_per_round,
     )
-    storage = storage or Storage()
     return Simulation(setup, run, watched, measured, schedule, draw, spent, storage, make)
 
 

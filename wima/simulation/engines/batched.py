@@ -261,9 +261,8 @@ class Batched(Engine):
         x, y = self._x[index], self._y[index]
         clients = [p.client for p in problems[: len(batches)]]
         if self._space.transform is not None:
-            addresses = [(self._seed, problems[0].t, client, k) for client in clients]
-            pairs = zip(x, addresses, strict=True)
-            x = torch.stack([self._transformed(batch, address) for batch, address in pairs])
+            places = [(self._seed, problems[0].t, client, k) for client in clients]
+            x = torch.stack([self._transformed(*pair) for pair in zip(x, places, strict=True)])
         x, y = x.to(self._space.device), y.to(self._space.device)
         return Step(x, y, (self._seed, problems[0].t, k, *clients))
 

@@ -2,26 +2,33 @@
 
 On a CPU, one process per core with one thread each beats one process with all threads.  Results do
 not depend on the number of processes, or on which one does a job.  A job is a client's local
-problem, or a batch of examples on which models are evaluated.
+problem, or a batch of examples on which models are evaluated.  Arrays are shared through unlinked
+temporary files, which workers inherit as descriptors.
 """
 
+import contextlib
+import errno
+import mmap
 import os
 import pickle
 import selectors
+import tempfile
 import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from math import prod
+from typing import IO, Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from wima.core.errors import RunError, check
-from wima.core.machine import keep_freed_memory, open_streams
+from wima.core.machine import keep_freed_memory, open_streams, reserve
 from wima.core.vector import Vector
 from wima.core.workers import Exited, Parent, Worker, end, pickled
-from wima.data.federated import FederatedData
-from wima.simulation.engines.shared import Handle, Shared, allocate
+from wima.data.federated import FederatedData, keep_file
 from wima.simulation.local import Problem, Solved, Solver
 from wima.simulation.measures.base import Evaluation
 from wima.simulation.measures.job import EvaluationJob, job_of
@@ -32,6 +39,8 @@ from wima.simulation.task import Task
 _ATTEMPTS = 3  # workers that exit at the same job before the run fails
 _REFUSED = "engine 'processes' cannot send this model to its workers ({}); use engine 'serial'."
 _AHEAD = 2  # jobs sent to a worker before it answers, so that it never waits
+MEMORY = "/dev/shm"
+DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class Job(NamedTuple):
@@ -45,6 +54,85 @@ class Job(NamedTuple):
             return f"round {self.work.t}, client {self.work.client}, local training"
         kind = "fine-tuning, client" if self.work.finetune else "evaluation, batch"
         return f"{kind} {self.number}"
+
+
+class Handle(NamedTuple):
+    """How a child process finds a shared array."""
+
+    fd: int
+    dtype: str
+    shape: tuple[int, ...]
+    file: str | None = None  # an array mapped from a file is mapped again, not copied
+    offset: int = 0
+
+    def open(self) -> npt.NDArray[Any]:
+        """Map the array into this process."""
+        if self.file is not None:
+            array = np.memmap(self.file, np.dtype(self.dtype), "c", self.offset, self.shape)
+            keep_file(array)
+            return array
+        count = prod(self.shape)
+        if count == 0:
+            return np.empty(self.shape, np.dtype(self.dtype))
+        memory = mmap.mmap(self.fd, count * np.dtype(self.dtype).itemsize)
+        return np.frombuffer(memory, np.dtype(self.dtype), count).reshape(self.shape)
+
+
+class Shared:
+    """Arrays shared by a parent process and its children."""
+
+    def __init__(self) -> None:
+        self._files: list[IO[bytes]] = []
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The file descriptors that children must inherit."""
+        return [file.fileno() for file in self._files]
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Handle:
+        """A new array of zeros."""
+        file = _file(max(1, prod(shape) * np.dtype(dtype).itemsize))
+        self._files.append(file)
+        return Handle(file.fileno(), np.dtype(dtype).str, tuple(shape))
+
+    def share(self, array: npt.NDArray[Any]) -> Handle:
+        """Make an array available to children: as a copy, or as the file it is mapped from."""
+        whole = isinstance(getattr(array, "base", None), mmap.mmap) and array.flags.c_contiguous
+        if isinstance(array, np.memmap) and array.filename and whole:
+            shape, file = tuple(array.shape), str(array.filename)
+            return Handle(-1, array.dtype.str, shape, file, array.offset)
+        handle = self.allocate(array.shape, array.dtype)
+        if array.size:
+            handle.open()[...] = array
+        return handle
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+def _file(size: int) -> IO[bytes]:
+    """An unnamed file of this size, in memory if it fits."""
+    folders, reasons = [MEMORY, tempfile.gettempdir()], []
+    for folder in filter(os.path.isdir, folders):
+        with contextlib.ExitStack() as stack:
+            try:
+                disk = os.statvfs(folder)
+                # Check first: a reservation that fails would take all free memory for a moment.
+                if disk.f_bavail * disk.f_frsize < size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+                reserve(file.fileno(), size)
+                stack.pop_all()  # it stays open
+                return file
+            except OSError as error:
+                reasons.append(f"{folder}: {error.strerror}")
+    raise RunError(
+        f"engine 'processes' needs a temporary file of {size / 1e6:,.0f} MB, and there is not "
+        f"enough space ({'; '.join(reasons)}). Set TMPDIR to a folder with more space, or use "
+        "engine 'serial'."
+    )
 
 
 Result = TypeVar("Result")
@@ -64,6 +152,10 @@ class Processes(Engine):
             f"engine 'processes' works on the CPU, but the task is on {w.device}; "
             "use 'batched' or 'serial'.",
         )
+        check(
+            w.dtype in DTYPES,
+            f"engine 'processes' takes models in float32 or float64, got {w.dtype}; use 'serial'.",
+        )
         super().__init__(setup)
         self._prefetched: list[Problem] | None = None
         self._training: deque[Job] = deque()  # largest first; workers take them from the left
@@ -82,7 +174,20 @@ class Processes(Engine):
         keep_freed_memory()
         try:
             slots = _AHEAD * self._size  # for jobs sent to workers and not yet answered
-            handles = allocate(shared, slots, models, w, setup)
+            size, trained = len(w), len(w[: setup.task.trained])
+            gradients = slots if setup.algorithm.full_gradient != "none" else 0
+            shapes: dict[str, tuple[int, ...]] = {  # by slot, but for w
+                "w": (size,),
+                "start": (slots, trained),
+                "shift": (slots, trained),
+                "end": (slots, trained),
+                "rest": (slots, size - trained),
+                "gradient": (gradients, trained),
+                "path_gradient": (slots if setup.algorithm.path_gradient else 0, trained),
+                "models": (models, size),
+            }
+            dtype = DTYPES[w.dtype]
+            handles = {name: shared.allocate(shape, dtype) for name, shape in shapes.items()}
             self._rows, self._free = _opened(handles), list(range(slots))
             self._torch = {  # its settings that decide bytes
                 "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
@@ -100,7 +205,6 @@ class Processes(Engine):
         self._close()
 
     def prefetch(self, problems: list[Problem]) -> None:
-        """Let workers start on the problems of the next `solve`."""
         self._prefetched = problems
         self._solved.clear()
         self._rows["w"].copy_(problems[0].w)

@@ -92,7 +92,7 @@ class Group:
         size = int(self.broadcast(length))
         if self.rank:
             text = torch.empty(size, dtype=torch.uint8)
-        return _decoded(self.broadcast(text))
+        return json.loads(self.broadcast(text).numpy().tobytes())  # type: ignore[no-any-return]
 
     def broadcast(self, tensor: Vector) -> Vector:
         """Broadcast rank 0's tensor; the others pass one of the same shape to receive it."""
@@ -133,7 +133,8 @@ class Group:
     def recv_json(self, rank: int) -> dict[str, Any]:
         """The next message that a rank sent with `send_json`."""
         size = int(self.recv(torch.zeros(1, dtype=torch.int64), rank))
-        return _decoded(self.recv(torch.empty(size, dtype=torch.uint8), rank))
+        text = self.recv(torch.empty(size, dtype=torch.uint8), rank)
+        return json.loads(text.numpy().tobytes())  # type: ignore[no-any-return]
 
 
 @cache
@@ -161,10 +162,6 @@ def _encoded(message: dict[str, Any] | None) -> tuple[Vector, Vector]:
     """A message as its length and its bytes."""
     text = bytearray(json.dumps(message).encode())
     return torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)
-
-
-def _decoded(text: Vector) -> dict[str, Any]:
-    return json.loads(text.numpy().tobytes())  # type: ignore[no-any-return]
 
 
 def distributed(setup: Setup, w: Vector) -> Engine:

@@ -172,13 +172,9 @@ class TaskMetrics(Measure):
 def total(metric: Metric, output: Tensor, y: Tensor, name: str = "that is first") -> Total:
     """Sum and count of a metric over a batch; a metric returns its mean, or both."""
     value = metric(output, y)
-    try:
-        if isinstance(value, tuple):
-            summed, count = value
-            return float(summed), int(count)
-        if isinstance(value, str):
-            raise TypeError
-        return float(value * len(y)), len(y)
+    try:  # 0 + text is an error, text * number is not
+        summed, count = value if isinstance(value, tuple) else ((0 + value) * len(y), len(y))
+        return float(summed), int(count)
     except (TypeError, ValueError, RuntimeError):
         raise UsageError(
             f"The metric {name} must return its mean over the batch, or its sum and the count, "

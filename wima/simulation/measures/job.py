@@ -34,15 +34,14 @@ class EvaluationJob(NamedTuple):
 
     def fields(self) -> dict[str, Any]:
         """The job without its pieces, as JSON for another process."""
-        tuning = None if self.finetune is None else asdict(self.finetune)
+        tuning = self.finetune and asdict(self.finetune)
         return {"measures": list(self.measures), "finetune": tuning, "t": self.t}
 
 
 def job_of(fields: Mapping[str, Any]) -> EvaluationJob:
     """The inverse of `EvaluationJob.fields`."""
-    tuning = fields["finetune"]
-    how = None if tuning is None else FineTune(**tuning)
-    return EvaluationJob((), fields["measures"], how, fields["t"])
+    tuning = fields["finetune"] and FineTune(**fields["finetune"])
+    return EvaluationJob((), fields["measures"], tuning, fields["t"])
 
 
 class Measures:
