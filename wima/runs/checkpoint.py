@@ -122,7 +122,7 @@ def load(
         simulation.watch.load(content, store, tensor)
         like = (state.w, state.server, state.opt)
         w, server, opt = decode(content["state"], like, tensor, {})
-        state.memory.load(store, content["clients"], w[: simulation.setup.trained])
+        state.memory.load(store, content["clients"], w[: simulation.setup.task.trained])
         simulation.state = state._replace(w=w, server=server, opt=opt, clip=content.get("clip"))
         simulation.t, simulation.unusable = saved.t, int(content.get("unusable", 0))
         if snapshots is not None:  # the unfinished sum, if snapshots were on

@@ -130,8 +130,9 @@ def launch(
             if command:
                 facts["command"] = command
             lock = folder.create_folder(path, settings, facts)
-            for line in plan:  # after all checks
-                report(line)
+            with contextlib.suppress(OSError):  # of a full disk
+                for line in plan:  # after all checks
+                    report(line)
             Runner(simulation, path, settings, identity, lock, trackers, progress).run()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
@@ -175,9 +176,10 @@ def resume(
             remarks = runner.restore(run)
             if changes:
                 replace_text(path / "settings.toml", wanted.to_toml())
-            for remark in remarks:
-                echo(remark)
-            print(f"Resuming after {simulation.t} of {simulation.rounds} rounds.")
+            with contextlib.suppress(OSError):  # of a full disk
+                for remark in remarks:
+                    echo(remark)
+                print(f"Resuming after {simulation.t} of {simulation.rounds} rounds.")
             runner.run()
     finally:
         lock.release()
@@ -320,7 +322,8 @@ class Runner:
         self._close("diverged" if diverged else "failed", str(error))
         details = self.path / "error.txt"
         with contextlib.suppress(OSError):
-            details.write_text(traceback.format_exc(), encoding="utf-8")
+            text = printable(traceback.format_exc())  # of paths that are not UTF-8, too
+            details.write_text(text, encoding="utf-8")
         after = f"after {self.done} of {rounds} rounds: {error}"
         if diverged:
             raise Diverged(f"The run diverged {after}") from error

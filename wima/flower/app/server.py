@@ -162,7 +162,7 @@ class Federation(Strategy, Engine):
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         setup, server, there = self.setup, state.server, self._nodes.connected()
         visits = Visits(state, t, lr, {i: there[i] for i in cohort if i in there})
-        trained = len(state.w[: setup.trained])
+        trained = len(state.w[: setup.task.trained])
 
         # Phase A of MIME: the cohort's mean full gradient at w, without clients that failed.
         gradient = None
@@ -184,8 +184,8 @@ class Federation(Strategy, Engine):
         for i, update in updates.items():
             state.memory.write(i, LastVisit(t))
             vectors = {name: v.to(state.w.device) for name, v in update.vectors.items()}
-            extra, rest = vectors.get("extra"), vectors.get("rest")
-            received.add(self._weight(i, update, visits), vectors["delta"], extra, rest)
+            sent = {name: vectors.get(name) for name in ("extra", "rest")}
+            received.add(self._weight(i, update, visits), vectors["delta"], **sent)
 
         # The server steps with the means; without any valid update, the model stays as it is.
         means = received.means(t)
@@ -234,7 +234,7 @@ class Federation(Strategy, Engine):
         same: dict[str, ConfigRecordValues] = {"t": t, "lr": float(lr), "server": text}
         same["settings"] = self.settings.to_toml()
         for i, node in nodes.items():
-            counted = state.memory.read(i, state.w[: self.setup.trained]).t
+            counted = state.memory.read(i, state.w[: self.setup.task.trained]).t
             share = float(self.setup.faults.share(self.setup.seed, t, i))
             config = ConfigRecord({**same, "counted": counted, "share": share})
             content = RecordDict({"model": model, "server": server_arrays, "round": config})
