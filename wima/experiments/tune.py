@@ -27,7 +27,7 @@ from wima.core.signals import Interrupted, Pruned
 from wima.core.text import echo, printable
 from wima.experiments.plan import Job, expand_points, methods
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet, write_sheet
-from wima.experiments.sweep import ENDED, conflicts_in, end_of
+from wima.experiments.sweep import ELSEWHERE, ENDED, conflicts_in, end_of
 from wima.experiments.worker import run_or_resume
 from wima.runs.launch import MakeDisplay, ProgressDisplay
 from wima.runs.run import ending, read_run, state_of
@@ -302,7 +302,7 @@ def _run(jobs: list[Job], folder: Path, trial: Trial, objective: Objective) -> s
         if end == "interrupted":
             raise Interrupted(f"{message}\nThe same command continues the search.")
         if end != "done":
-            return message if end == "failed" else ""
+            return message if end in ("failed", ELSEWHERE) else ""
     return ""
 
 

@@ -45,7 +45,8 @@ def create_folder(path: Path, settings: Settings, facts: dict[str, Any]) -> file
         if (draft / "lock").exists() and not files.is_running(draft):  # its process was killed
             shutil.rmtree(draft, ignore_errors=True)
     with files.written(path, folder=True, kind=UsageError) as draft:
-        lock = files.Lock(draft)
+        lock = files.Lock(draft, "lock.new")
+        (draft / "lock.new").rename(draft / "lock")  # so that others never see it without a holder
         (draft / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
         write_json(draft / "environment.json", {**environment(), **facts})
         write_status(draft, settings, "running", 0)

@@ -153,9 +153,10 @@ def resume(
     trust: import code that the settings name, whoever made the folder; names: only this code.
     """
     folder.check_no_links(path)
-    run = read_run(path)
+    read_run(path)  # raises if it is none
     lock = Lock(path)
     try:
+        run = read_run(path)  # again: another process may just have ended it
         if run.status["state"] == "done" and is_intact(run):
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
         wanted = checkpoint.settings_to_resume(run, changes, trust, names)
