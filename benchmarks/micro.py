@@ -313,7 +313,7 @@ def detail(folder: Path, images: int = 2048, each: int = 16) -> Cases:
     task: Any = wima.make_task(FemnistCNN, data, test, test_clients=owners)
     metric = task.evaluate.leading
     more = {"clients": Clients(metric), "calibration": Calibration(metric)}
-    evaluate = task.evaluate.with_measures(more)
+    evaluate = task.evaluate.changed(measures={**task.evaluate.measures, **more})
     models = [task.init(seed) for seed in (0, 1)]
 
     def passes(names: list[str]) -> None:
@@ -350,7 +350,7 @@ def ranks(name: str) -> None:
 
     simulation = _simulate(name, engine="distributed", last_batch="short")
     if turns is not None:
-        sent = lambda t: f"{(join().sent + join().received) / t / 1e3:.1f} kB sent"  # noqa: E731
+        sent = lambda t: f"{join().bytes / t / 1e3:.1f} kB sent"  # noqa: E731
         _play_rounds(simulation, turns, sent)
     else:
         for _ in simulation:

@@ -43,40 +43,16 @@ class Workload:
 
 WORKLOADS = {
     "digits": Workload(
-        model="MLP 64-64-10",
-        shape=(1, 8, 8),
-        classes=10,
-        samples=15,
-        batch=15,
-        lr=0.1,
-        rounds=100,
+        model="MLP 64-64-10", shape=(1, 8, 8), classes=10, samples=15, batch=15, lr=0.1, rounds=100
     ),
     "femnist": Workload(
-        model="FEMNIST CNN",
-        shape=(1, 28, 28),
-        classes=62,
-        samples=200,
-        batch=10,
-        lr=0.1,
-        rounds=3,
+        model="FEMNIST CNN", shape=(1, 28, 28), classes=62, samples=200, batch=10, lr=0.1, rounds=3
     ),
     "shakespeare": Workload(
-        model="LSTM 2x256",
-        shape=(80,),
-        classes=VOCABULARY,
-        samples=40,
-        batch=4,
-        lr=1.0,
-        rounds=3,
+        model="LSTM 2x256", shape=(80,), classes=VOCABULARY, samples=40, batch=4, lr=1.0, rounds=3
     ),
     "cifar": Workload(
-        model="ResNet20-GN",
-        shape=(3, 32, 32),
-        classes=10,
-        samples=500,
-        batch=100,
-        lr=0.1,
-        rounds=1,
+        model="ResNet20-GN", shape=(3, 32, 32), classes=10, samples=500, batch=100, lr=0.1, rounds=1
     ),
 }
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tests.helpers.documents import commands, files
 from wima.cli.main import app
 from wima.runs.launch import launch
-from wima.runs.settings import CHANGEABLE, change_settings, load_settings
+from wima.runs.settings import change_settings, load_settings
 
 SHORT = ["rounds=2", "clients_per_round=2", "engine=serial"]
 OWN = """from dataclasses import dataclass
@@ -115,7 +115,7 @@ def test_a_printed_command_works(cli, folder, command):
         code, out, err = cli(*shorter)
         assert (code, err) == (0, "") and out
     elif words[0] == "resume":
-        change_settings(load_settings("digits", []), arguments["overrides"] or [], CHANGEABLE)
+        change_settings(load_settings("digits", []), arguments["overrides"] or [])
     elif "source" in arguments:
         load_settings(str(arguments["source"]), arguments["overrides"] or [])
 

@@ -144,10 +144,10 @@ def public_names() -> list[str]:
 
 
 @pytest.mark.parametrize("name", public_names())
-def test_a_public_name_has_a_docstring_and_its_example_works(name, tmp_path, monkeypatch):
+def test_a_public_name_has_a_docstring_whose_examples_work(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some examples write files
     docstring = source()[name.removeprefix("wima.")].docstring
-    assert docstring is not None, f"{name} has no docstring"
+    assert docstring, f"{name} has no docstring"
     test = doctest.DocTestParser().get_doctest(docstring.value, {}, name, None, 0)
     report: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)

@@ -16,7 +16,6 @@ import wima
 from tests.helpers import pseudocode
 from wima import algorithms
 from wima.algorithms import server_opt
-from wima.runs.own_code import kinds
 from wima.runs.settings import load_settings
 from wima.simulation.options import SCHEDULES
 
@@ -44,9 +43,8 @@ CHOICES = [
 @pytest.mark.parametrize(("choice", "made"), CHOICES, ids=[choice for choice, _ in CHOICES])
 def test_methods_are_chosen_by_name(choice, made):
     setting = choice.partition("=")[0]
-    kind, registry = kinds()[setting]
     chosen = getattr(load_settings("digits", [choice]), setting)
-    assert chosen.make(kind, registry) == made
+    assert chosen.make(setting) == made
 
 
 def test_all_server_optimizers_and_schedules_were_meant():

@@ -11,7 +11,7 @@ from torch import nn
 
 import wima
 from wima import EMA, LAWA, SWA, WIMA, PowerEMA, UsageError
-from wima.averaging import BY_NAME, Averages, named
+from wima.averaging import Averages, named
 from wima.runs.settings import as_choice
 from wima.storage import manifests
 from wima.storage.segments import Segments
@@ -95,9 +95,9 @@ REMOVED = r"='sqrt' was removed, .* omit it for the mean, or use another average
 
 def test_the_removed_shapes_are_refused_and_the_default_is_not():
     assert WIMA(7, shape="linear") == WIMA(7)
-    assert as_choice("wima:window=7:shape=linear").make("averager", BY_NAME) == WIMA(7)
+    assert as_choice("wima:window=7:shape=linear").make("averagers") == WIMA(7)
     with pytest.raises(UsageError, match="WIMA.shape" + REMOVED):
-        as_choice("wima:window=100:shape=sqrt").make("averager", BY_NAME)
+        as_choice("wima:window=100:shape=sqrt").make("averagers")
     with pytest.raises(UsageError, match="shape" + REMOVED):
         wima.WindowAverage(nn.Linear(1, 1), shape="sqrt")
     with pytest.raises(UsageError, match="shape" + REMOVED):

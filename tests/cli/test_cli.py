@@ -38,61 +38,6 @@ def assert_refused(cli, folder: Path, arguments: list[str], words: list[str]) ->
     assert files(folder) == before
 
 
-REFUSED = {
-    "window=0": ["WIMA.window", "positive integer", "got 0"],
-    "window=-1": ["WIMA.window", "positive integer", "got -1"],
-    "window=2.5": ["WIMA.window", "positive integer", "got 2.5"],
-    "window=3,0": ["WIMA.window", "positive integer", "got 0"],
-    "clients_per_round=101": ["clients_per_round", "at most", "100", "got 101"],
-    "clients_per_round=0": ["clients_per_round", "positive integer", "got 0"],
-    "algorithm=fedavgg": ["Unknown algorithm 'fedavgg'", "did you mean 'fedavg'?"],
-    "server=sdg": ["Unknown server optimizer 'sdg'", "did you mean 'sgd'?"],
-    "averagers=wma": ["Unknown averager 'wma'", "did you mean 'wima'?"],
-    "data=digit": ["Unknown data set 'digit'", "did you mean 'digits'?"],
-    "model=mpl": ["Unknown model 'mpl'", "did you mean 'mlp'?"],
-    "engine=seriel": ["Unknown engine 'seriel'", "did you mean 'serial'?"],
-    "widow=5": ["Unknown setting 'widow'", "did you mean 'window'?"],
-    "server.momentun=0.5": ["hyper-parameter of sgd 'momentun'", "did you mean 'momentum'?"],
-    "averagers=wima:windw=5": ["hyper-parameter of wima 'windw'", "did you mean 'window'?"],
-    "seed.x=1": ["seed", "seed.something"],
-    "lr=-0.1": ["lr", "positive number", "got -0.1"],
-    "lr=0": ["lr", "positive number", "got 0"],
-    "lr=nan": ["lr", "positive number", "got nan"],
-    "lr=inf": ["lr", "positive number", "got inf"],
-    "server.lr=-1": ["SGD.lr", "positive number", "got -1"],
-    "alpha=-1": ["alpha", "0 or a positive number", "got -1"],
-    "alpha=idd": ["alpha", "'iid'", "got 'idd'"],
-    "clients=5000": ["at most the number of examples", "got 5000"],
-    "clients=0": ["positive", "got 0"],
-    "rounds=abc": ["rounds", "integer", "got 'abc'"],
-    "rounds=0": ["rounds", "positive integer", "got 0"],
-    "checkpoint_every=-1": ["checkpoint_every", "greater than or equal to 0", "got -1"],
-    "checkpoint_minutes=-0.5": ["checkpoint_minutes", "greater than or equal to 0", "got -0.5"],
-    "snapshots=-1": ["snapshots", "greater than or equal to 0", "got -1"],
-    "rounds=true": ["rounds", "integer", "got True"],
-    "rounds": ["Expected key=value", "got 'rounds'"],
-    "=3": ["Expected key=value", "got '=3'"],
-    "batch_size=some": ["batch_size", "'full'", "got 'some'"],
-    "seed=-1": ["seed", "got -1"],
-    "workers=0": ["workers", "positive integer", "got 0"],
-}
-
-
-@pytest.mark.parametrize("override", REFUSED)
-def test_a_bad_setting_ends_with_2_and_says_what_is_wrong(cli, tmp_path, override):
-    assert_refused(cli, tmp_path, ["run", "digits", override], REFUSED[override])
-
-
-def test_an_unknown_preset_is_refused_with_the_nearest_one(cli, tmp_path):
-    words = ["Unknown preset 'digit'", "did you mean 'digits'?"]
-    assert_refused(cli, tmp_path, ["run", "digit"], words)
-
-
-def test_window_and_averagers_together_are_refused(cli, tmp_path):
-    arguments = ["run", "digits", "window=3", "averagers=wima:window=4"]
-    assert_refused(cli, tmp_path, arguments, ["window or averagers, not both"])
-
-
 def test_an_output_folder_that_exists_is_refused(cli, tmp_path):
     (tmp_path / "mine").mkdir()
     assert_refused(cli, tmp_path, ["run", "digits", "--out", "mine"], ["mine already exists"])
@@ -104,10 +49,6 @@ def test_an_output_folder_that_cannot_be_made_is_refused(cli, tmp_path, out):
     words = [f"Cannot write {out}"]
     assert_refused(cli, tmp_path, ["run", "digits", *QUICK, "--out", out], words)
     assert (tmp_path / "note.txt").read_text() == "mine"
-
-
-def test_a_settings_file_that_is_missing_is_refused(cli, tmp_path):
-    assert_refused(cli, tmp_path, ["run", "none.toml"], ["Cannot read none.toml", "No such file"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from wima.core.errors import RunError, UsageError
 from wima.data.federated import FederatedData, as_tensor, read_rows
-from wima.data.files import load_npz
+from wima.data.files import load_files
 from wima.data.load import load
 from wima.data.sets.digits import digits
 from wima.simulation.engines.shared import Shared
@@ -217,7 +217,7 @@ def test_files_that_do_not_fit_together_name_the_folder(tmp_path):
     with pytest.raises(UsageError, match=r"set is damaged: x and y must each have one row"):
         FederatedData.open(tmp_path / "set")
     (tmp_path / "set" / "meta.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"meta.json must hold 'names' and 'classes', got \[\]"):
+    with pytest.raises(UsageError, match=r"meta.json must be JSON with names and classes: "):
         FederatedData.open(tmp_path / "set")
 
 
@@ -243,7 +243,7 @@ def write(path, **changes):
 
 def test_a_file_of_arrays_is_a_data_set(tmp_path):
     path = write(tmp_path / "mine.npz", x=X.astype(float), y=Y.astype(np.uint8), note=np.ones(3))
-    bundle = load_npz(path)
+    bundle = load_files(path)
     assert bundle.train.sizes.tolist() == [2, 4]
     assert bundle.train.x.dtype == np.float32
     assert bundle.train.y.dtype == bundle.y_test.dtype == np.int64
@@ -252,22 +252,22 @@ def test_a_file_of_arrays_is_a_data_set(tmp_path):
 
 
 def test_a_file_may_say_its_classes_and_name_its_clients(tmp_path):
-    bundle = load_npz(write(tmp_path / "a.npz", classes=7, client=list("babaab")))
+    bundle = load_files(write(tmp_path / "a.npz", classes=7, client=list("babaab")))
     assert bundle.classes == bundle.train.classes == 7
     assert list(bundle.train.names) == ["a", "b"]
 
 
 def test_a_file_may_name_the_client_of_each_test_example(tmp_path):
-    named = load_npz(write(tmp_path / "a.npz", client=list("babaab"), test_client=["b", "x"]))
+    named = load_files(write(tmp_path / "a.npz", client=list("babaab"), test_client=["b", "x"]))
     assert named.test_clients.tolist() == [1, -1]
-    numbered = load_npz(write(tmp_path / "a.npz", test_client=[7, 1]))
+    numbered = load_files(write(tmp_path / "a.npz", test_client=[7, 1]))
     assert numbered.test_clients.tolist() == [-1, 1]
 
 
 def test_classes_are_counted_over_training_and_test_without_left_out_examples(tmp_path):
     path = write(tmp_path / "a.npz", y=[0, 1, 1, 0, 1, 255], client=[0, 0, 1, 1, 1, -1])
-    assert load_npz(path).classes == 2
-    assert load_npz(write(tmp_path / "a.npz", y_test=[0, 8])).classes == 9
+    assert load_files(path).classes == 2
+    assert load_files(write(tmp_path / "a.npz", y_test=[0, 8])).classes == 9
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_classes_are_counted_over_training_and_test_without_left_out_examples(tm
     [
         ({"client": None}, "missing client, got x, y, x_test, y_test"),
         ({"x": None, "y": None}, "missing x, y, got client, x_test, y_test"),
-        ({"x": np.array([{}] * 6)}, "x must be an array of plain numbers"),
+        ({"x": np.array([{}] * 6)}, "expected an .npz file of plain arrays, but x cannot"),
         ({"x": np.array(["a"] * 6)}, "x must hold numbers"),
         ({"y": Y[:5]}, r"got shapes \(6, 2\), \(5,\) and \(6,\)"),
         ({"client": [0, 1]}, r"got shapes \(6, 2\), \(6,\) and \(2,\)"),
@@ -295,21 +295,21 @@ def test_classes_are_counted_over_training_and_test_without_left_out_examples(tm
 )
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path, changes, message):
     with pytest.raises(UsageError, match=rf"mine\.npz: .*{message}"):
-        load_npz(write(tmp_path / "mine.npz", **changes))
+        load_files(write(tmp_path / "mine.npz", **changes))
 
 
 def test_what_is_no_npz_file_is_refused_by_name(tmp_path):
     with pytest.raises(UsageError, match=r"none\.npz: no such file"):
-        load_npz(tmp_path / "none.npz")
+        load_files(tmp_path / "none.npz")
     path = tmp_path / "mine.npz"
     for content in (b"", b"hello", write(path).read_bytes()[:-40]):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=r"mine\.npz: expected an \.npz file"):
-            load_npz(path)
+            load_files(path)
     with path.open("wb") as file:
         np.save(file, X)
     with pytest.raises(UsageError, match=r"mine\.npz: expected an \.npz file"):
-        load_npz(path)
+        load_files(path)
 
 
 def test_a_flipped_bit_in_a_file_is_noticed(tmp_path):
@@ -318,7 +318,7 @@ def test_a_flipped_bit_in_a_file_is_noticed(tmp_path):
     at = content.index(X.tobytes())
     path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
     with pytest.raises(UsageError, match=r"mine\.npz: .*CRC"):
-        load_npz(path)
+        load_files(path)
 
 
 def test_a_data_set_is_loaded_by_name_or_by_file(tmp_path):

@@ -15,7 +15,7 @@ from tests.helpers.fedjax_files import femnist_folder, writer
 from wima.core.errors import UsageError
 from wima.data.cache import prepare, ready
 from wima.data.federated import FederatedData
-from wima.data.files import load_folder, load_npz
+from wima.data.files import load_files
 from wima.data.load import load
 from wima.data.manage import show_data
 from wima.data.sets.cifar import CIFAR10, read_cifar10
@@ -56,14 +56,14 @@ def test_an_array_larger_than_its_file_is_refused(tmp_path, content):
     for name, array in arrays().items():
         np.save(tmp_path / f"{name}.npy", array)
     (tmp_path / "y.npy").write_bytes(content)
-    with pytest.raises(UsageError, match=r"y\.npy cannot be read"):
-        load_folder(tmp_path)
+    with pytest.raises(UsageError, match=r"y\.npy must be an array"):
+        load_files(tmp_path)
     np.savez(tmp_path / "own.npz", **arrays())
     with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
         for name in arrays():
             archive.writestr(f"{name}.npy", content)
-    with pytest.raises(UsageError, match=r"x must (be an array of plain|hold) numbers"):
-        load_npz(tmp_path / "own.npz")
+    with pytest.raises(UsageError, match=r"x (cannot be read|must hold numbers)"):
+        load_files(tmp_path / "own.npz")
     with pytest.raises(UsageError, match="not a split file"):
         read_assignment(f"{tmp_path}/own.npz:y", LABELS)
 
@@ -73,7 +73,7 @@ def test_an_array_larger_than_its_file_is_refused(tmp_path, content):
 def test_a_billion_classes_are_refused(tmp_path, label, name):
     np.savez(tmp_path / "own.npz", **arrays(**{name: np.full(len(arrays()[name]), label)}))
     with pytest.raises(UsageError, match=r"labels in 0\.\.1048575, got"):
-        load_npz(tmp_path / "own.npz")
+        load_files(tmp_path / "own.npz")
 
 
 @pytest.mark.parametrize(
@@ -86,20 +86,20 @@ def test_a_billion_classes_are_refused(tmp_path, label, name):
 def test_more_classes_than_a_model_can_have_are_refused(tmp_path, changes):
     np.savez(tmp_path / "own.npz", **arrays(**changes))
     with pytest.raises(UsageError, match="at most 1,048,576 classes"):
-        load_npz(tmp_path / "own.npz")
+        load_files(tmp_path / "own.npz")
 
 
 def test_examples_without_numbers_are_refused(tmp_path):
     np.savez(tmp_path / "own.npz", **arrays(x=np.ones((4, 0)), x_test=np.ones((1, 0))))
     with pytest.raises(UsageError, match="x must hold numbers"):
-        load_npz(tmp_path / "own.npz")
+        load_files(tmp_path / "own.npz")
 
 
 def test_arrays_beyond_the_memory_are_refused(tmp_path, monkeypatch):
     np.savez(tmp_path / "own.npz", **arrays())
     monkeypatch.setattr("wima.data.files.memory_available", lambda: 100.0)
     with pytest.raises(UsageError, match="in a folder"):
-        load_npz(tmp_path / "own.npz")
+        load_files(tmp_path / "own.npz")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])

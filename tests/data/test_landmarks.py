@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 
 import numpy as np
@@ -204,3 +205,9 @@ def test_landmarks_have_their_own_clients(landmarks):
         load("landmarks", alpha=0.1)
     with pytest.raises(UsageError, match="Unknown option of data set landmarks 'sise'"):
         loaded(landmarks, sise=3)
+
+
+def test_without_pillow_landmarks_say_what_to_install(landmarks, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UsageError, match=r"pip install 'wima\[landmarks\]'"):
+        loaded(landmarks)

@@ -20,7 +20,7 @@ from wima.data.federated import as_tensor
 from wima.data.load import load
 from wima.data.manage import import_data, label_counts
 from wima.data.sets.femnist import read_femnist
-from wima.data.split import split
+from wima.data.split import assign
 from wima.runs.build import build
 from wima.runs.settings import load_settings
 from wima.simulation.engines.shared import Shared
@@ -186,7 +186,7 @@ def test_our_dirichlet_splits_look_like_the_published_ones(published, name, alph
     classes = int(y.max()) + 1
     theirs = counted(y, file, classes)
     assert mean_entropy(theirs) == pytest.approx(entropy, abs=6e-4)
-    ours = [counted(y, split(y, 100, float(alpha), seed), classes) for seed in range(8)]
+    ours = [counted(y, assign(y, 100, float(alpha), seed), classes) for seed in range(8)]
     entropies, kinds = zip(*((mean_entropy(t), (t > 0).sum(1).mean()) for t in ours), strict=True)
     # One published draw against the spread of ours.
     assert abs(mean_entropy(theirs) - np.mean(entropies)) < 4 * np.std(entropies, ddof=1)

@@ -9,11 +9,11 @@ from wima.core.errors import UsageError
 from wima.data.federated import as_names
 from wima.data.load import load
 from wima.data.sets.digits import digits, load_digits, load_digits_split
-from wima.data.split import dirichlet, iid, one_class, split
+from wima.data.split import assign, dirichlet, iid, one_class
 
 CIFAR10 = np.repeat(np.arange(10), 5_000)  # 50,000 labels, 5,000 of each class, as CIFAR-10 has
 UNEQUAL = np.repeat([3, 5, 8], [700, 200, 101])  # labels need be neither balanced nor 0, 1, 2, ...
-ALPHAS = [None, 0, 1e-320, 0.05, 1.0, 1000.0]
+ALPHAS = ["iid", 0, 1e-320, 0.05, 1.0, 1000.0]
 
 
 def table(labels, clients, num_clients):
@@ -39,38 +39,39 @@ def naive_dirichlet_entropy(per_component, draws=4_000):
 
 
 def over_seeds(statistic, alpha, seeds=10):
-    values = [statistic(table(CIFAR10, split(CIFAR10, 100, alpha, s), 100)) for s in range(seeds)]
+    values = [statistic(table(CIFAR10, assign(CIFAR10, 100, alpha, s), 100)) for s in range(seeds)]
     return np.mean(values)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize(("labels", "num_clients"), [(CIFAR10, 100), (UNEQUAL, 7), (UNEQUAL, 1001)])
 def test_every_example_gets_a_client_and_every_client_an_example(labels, num_clients, alpha):
-    clients = split(labels, num_clients, alpha, seed=1)
+    clients = assign(labels, num_clients, alpha, seed=1)
     assert clients.dtype == np.int64
     assert clients.shape == labels.shape
     assert np.array_equal(np.unique(clients), np.arange(num_clients))
 
 
-@pytest.mark.parametrize("alpha", [None, 0.05, 1.0, 1000.0])
+@pytest.mark.parametrize("alpha", ["iid", 0.05, 1.0, 1000.0])
 def test_clients_are_equal_in_size_up_to_one_example(alpha):
-    sizes = np.bincount(split(UNEQUAL, 7, alpha, seed=0))
+    sizes = np.bincount(assign(UNEQUAL, 7, alpha, seed=0))
     assert sizes.tolist() == [143] * 7  # 1001 / 7
-    sizes = np.bincount(split(UNEQUAL, 8, alpha, seed=0))
+    sizes = np.bincount(assign(UNEQUAL, 8, alpha, seed=0))
     assert sorted(sizes) == [125] * 7 + [126]  # 1001 = 8 * 125 + 1
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_the_same_seed_gives_the_same_split_and_another_seed_another(alpha):
-    first = split(CIFAR10, 100, alpha, seed=3)
-    assert np.array_equal(first, split(CIFAR10, 100, alpha, seed=3))
-    assert not np.array_equal(first, split(CIFAR10, 100, alpha, seed=4))
+    first = assign(CIFAR10, 100, alpha, seed=3)
+    assert np.array_equal(first, assign(CIFAR10, 100, alpha, seed=3))
+    assert not np.array_equal(first, assign(CIFAR10, 100, alpha, seed=4))
 
 
 def test_alpha_chooses_the_kind_of_split():
-    assert np.array_equal(split(UNEQUAL, 7, None, 0), iid(UNEQUAL, 7, 0))
-    assert np.array_equal(split(UNEQUAL, 7, 0.0, 0), one_class(UNEQUAL, 7, 0))
-    assert np.array_equal(split(UNEQUAL, 7, 0.3, 0), dirichlet(UNEQUAL, 7, 0.3, 0))
+    assert np.array_equal(assign(UNEQUAL, 7, "iid", 0), iid(UNEQUAL, 7, 0))
+    assert np.array_equal(assign(UNEQUAL, 7, 0.0, 0), one_class(UNEQUAL, 7, 0))
+    assert np.array_equal(assign(UNEQUAL, 7, None, 0), one_class(UNEQUAL, 7, 0))
+    assert np.array_equal(assign(UNEQUAL, 7, 0.3, 0), dirichlet(UNEQUAL, 7, 0.3, 0))
 
 
 def test_iid_clients_look_like_the_whole():
@@ -80,7 +81,7 @@ def test_iid_clients_look_like_the_whole():
 
 
 def test_alpha_zero_gives_one_class_per_client_and_ten_clients_per_class():
-    counts = table(CIFAR10, split(CIFAR10, 100, 0, seed=0), 100)
+    counts = table(CIFAR10, assign(CIFAR10, 100, 0, seed=0), 100)
     assert ((counts > 0).sum(axis=1) == 1).all()
     assert ((counts > 0).sum(axis=0) == 10).all()
     assert (counts.max(axis=1) == 500).all()
@@ -178,8 +179,8 @@ def test_what_is_no_list_of_names_is_refused(users, message):
 
 @pytest.mark.parametrize("alpha", [-1.0, float("nan"), float("inf"), "0.5", True])
 def test_alpha_must_be_zero_or_positive(alpha):
-    with pytest.raises(UsageError, match=f"^alpha must be 0 or a positive number, got {alpha!r}.$"):
-        split(CIFAR10, 100, alpha, 0)
+    with pytest.raises(UsageError, match=f"^alpha must be a number .*, got {alpha!r}.$"):
+        assign(CIFAR10, 100, alpha, 0)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
@@ -188,7 +189,7 @@ def test_dirichlet_needs_a_positive_alpha(alpha):
         dirichlet(CIFAR10, 100, alpha, 0)
 
 
-@pytest.mark.parametrize("alpha", [None, 0, 0.5])
+@pytest.mark.parametrize("alpha", ["iid", None, 0, 0.5])
 @pytest.mark.parametrize(
     ("labels", "num_clients", "seed", "message"),
     [
@@ -199,12 +200,12 @@ def test_dirichlet_needs_a_positive_alpha(alpha):
         (UNEQUAL, 1002, 0, "at most the number of examples, 1001, got 1002"),
         ([0.5, 1.0], 1, 0, "labels must be integers, one per example, got float64"),
         ([[0, 1]], 1, 0, r"labels must be integers, one per example, got int64 of shape \(1, 2\)"),
-        (CIFAR10, 10, -1, "seed must be 0 or a positive integer, got -1"),
+        (CIFAR10, 10, -1, "seed must be a non-negative integer, got -1"),
     ],
 )
 def test_every_split_refuses_what_cannot_be_split(labels, num_clients, alpha, seed, message):
     with pytest.raises(UsageError, match=message):
-        split(labels, num_clients, alpha, seed)
+        assign(labels, num_clients, alpha, seed)
 
 
 def test_digits_are_images_in_zero_to_one_with_every_class_in_both_parts():

@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from wima import averaging
 from wima.core.errors import UsageError
 from wima.core.statistics import last_rounds
-from wima.experiments.grid import expand_grid, parse_axis, parse_seeds
 from wima.experiments.plan import (
     expand,
+    expand_grid,
     experiments,
     find_experiment,
     methods,
+    parse_axis,
+    parse_seeds,
     scales,
     settings,
 )
@@ -46,7 +47,7 @@ def test_every_experiment_expands_at_every_scale(name, scale):
     assert {cell.run for cell in sheet.cells} == {job.name for job in jobs}
     for job in jobs:
         for choice in job.settings.averagers:
-            assert choice.make("averager", averaging.BY_NAME).name
+            assert choice.make("averagers").name
 
 
 def test_the_paper_scale_of_the_main_table_is_as_printed():
@@ -104,7 +105,7 @@ def test_experiments_share_runs_that_train_alike():
 
 def test_a_run_is_watched_by_all_that_some_experiment_asks_for():
     _, jobs = expanded("window", "paper", only=["cifar10-0"])
-    names = {c.make("averager", averaging.BY_NAME).name for c in jobs[0].settings.averagers}
+    names = {averager.name for averager in jobs[0].settings.make("averagers")}
     assert {"wima5", "wima200", "swa", "lawa10x10", "ema0.9802"} <= names
 
 

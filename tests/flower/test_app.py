@@ -15,15 +15,7 @@ from flwr.common.serde import message_to_proto
 from torch import nn
 
 from tests.helpers.commands import printed
-from tests.helpers.federations import (
-    SIZES,
-    FaultyGrid,
-    assert_same,
-    models_of,
-    over,
-    settings_of,
-    simulated,
-)
+from tests.helpers.federations import SIZES, FaultyGrid, assert_models, over, settings_of, simulated
 from tests.helpers.paths import ROOT
 from wima import models
 from wima.algorithms import BY_NAME
@@ -55,9 +47,9 @@ MEMORIES = ("scaffold", "adabest", "feddyn")
 def test_vectors_are_those_of_the_simulator(case, tmp_path):
     settings = settings_of(tmp_path, **CASES[case])
     records, expected = simulated(settings)
-    _, run = over(FaultyGrid(len(SIZES)), settings, tmp_path / "run")
+    _, run = over(FaultyGrid(), settings, tmp_path / "run")
     assert [r.cohort for r in run.records] == [r.cohort for r in records]
-    assert_same(models_of(run, settings), expected)
+    assert_models(run, settings, expected)
     for found, record in zip(run.records, records, strict=True):
         assert found.metrics.keys() == record.metrics.keys()
         for name in record.metrics:
@@ -71,8 +63,8 @@ def test_statistics_of_norm_layers_are_averaged_as_in_the_simulator(tmp_path, mo
     monkeypatch.setitem(models.BY_NAME, "norms", norms)
     settings = settings_of(tmp_path, model="norms", algorithm="scaffold")
     _, expected = simulated(settings)
-    _, run = over(FaultyGrid(len(SIZES)), settings, tmp_path / "run")
-    assert_same(models_of(run, settings), expected)
+    _, run = over(FaultyGrid(), settings, tmp_path / "run")
+    assert_models(run, settings, expected)
 
 
 @pytest.mark.parametrize("algorithm", MEMORIES)
@@ -81,7 +73,7 @@ def test_memory_is_in_the_nodes_state_and_nowhere_on_the_server(algorithm, tmp_p
     with build(settings) as simulation:
         visited = {i for record in simulation for i in record.cohort}
         expected = simulation.state.memory.visited()
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
     _, run = over(grid, settings, tmp_path / "run")
     for i in range(len(SIZES)):
         state = grid.nodes[100 + i].context.state
@@ -103,14 +95,14 @@ def test_memory_is_in_the_nodes_state_and_nowhere_on_the_server(algorithm, tmp_p
 
 
 def test_algorithms_without_memory_leave_no_trace_on_nodes(tmp_path):
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
     over(grid, settings_of(tmp_path), tmp_path / "run")
     assert all(not node.context.state for node in grid.nodes.values())
 
 
 def test_only_mime_asks_twice_in_a_round(tmp_path):
     for algorithm, kinds in (("mime", ["train.gradient", "train"]), ("mimelite", ["train"])):
-        grid = FaultyGrid(len(SIZES))
+        grid = FaultyGrid()
         settings = settings_of(tmp_path, algorithm=algorithm, rounds=2)
         _, run = over(grid, settings, tmp_path / algorithm)
         asked = [(node, kind) for node, kind in grid.sent if kind != "query"]
@@ -128,7 +120,7 @@ def test_messages_hold_arrays_and_plain_values_only(tmp_path):
                 assert all(type(value) in (str, int, float) for value in record.values())
         return reply
 
-    over(FaultyGrid(len(SIZES), look), settings_of(tmp_path, algorithm="mime"), tmp_path / "run")
+    over(FaultyGrid(look), settings_of(tmp_path, algorithm="mime"), tmp_path / "run")
     assert kinds == {"ArrayRecord", "ConfigRecord", "MetricRecord"}
 
 
@@ -151,21 +143,21 @@ def test_a_killed_and_restarted_server_continues_to_the_same_vectors(case, new_n
         return reply
 
     memory = str(tmp_path / "memory")
-    grid = FaultyGrid(len(SIZES), kill, memory=memory)
+    grid = FaultyGrid(kill, memory=memory)
     with pytest.raises(RunError, match="after 3 of 6 rounds"):
         over(grid, settings, tmp_path / "run")
     if new_nodes:  # a new run of Flower: nodes have lost their state, but not their files
-        grid = FaultyGrid(len(SIZES), memory=memory)
+        grid = FaultyGrid(memory=memory)
     grid.spoil = lambda node, message, reply: reply
     _, run = over(grid, settings, tmp_path / "run")
     assert [r.t for r in run.records] == [1, 2, 3, 4, 5, 6]
-    assert_same(models_of(run, settings), expected)
+    assert_models(run, settings, expected)
 
 
 def test_a_node_may_bring_its_own_examples(tmp_path):
     settings = settings_of(tmp_path, clients_per_round=5)
     _, expected = simulated(settings)
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
     task = build_task(settings)
     for i in range(len(SIZES)):
         x, y = task.data.client(i)
@@ -173,27 +165,27 @@ def test_a_node_may_bring_its_own_examples(tmp_path):
         np.savez(file, x=x, y=y, client=np.zeros(len(y), int), x_test=x, y_test=y, classes=3)
         grid.nodes[100 + i].context.node_config["data"] = str(file)
     _, run = over(grid, settings, tmp_path / "run")
-    assert_same(models_of(run, settings), expected)
+    assert_models(run, settings, expected)
 
 
 def test_a_finished_run_and_other_settings_are_not_written_over(tmp_path):
     settings, out = settings_of(tmp_path, rounds=1), tmp_path / "run"
-    over(FaultyGrid(len(SIZES)), settings, out)
+    over(FaultyGrid(), settings, out)
     with pytest.raises(UsageError, match="is finished; to repeat it, use another folder"):
-        over(FaultyGrid(len(SIZES)), settings, out)
+        over(FaultyGrid(), settings, out)
     with pytest.raises(UsageError, match=r"different settings \(lr: 0.05 there\)"):
-        over(FaultyGrid(len(SIZES)), settings.model_copy(update={"lr": 0.1}), out)
+        over(FaultyGrid(), settings.model_copy(update={"lr": 0.1}), out)
 
 
 def test_start_refuses_what_the_settings_say(tmp_path):
     strategy = Federation(settings_of(tmp_path), tmp_path / "run")
     with pytest.raises(UsageError, match="defined by the settings"):
-        strategy.start(FaultyGrid(1), num_rounds=3)
+        strategy.start(FaultyGrid(clients=1), num_rounds=3)
 
 
 def test_the_result_is_flowers_with_all_models_metrics(tmp_path):
     settings = settings_of(tmp_path)
-    result = Federation(settings, tmp_path / "run").start(FaultyGrid(len(SIZES)))
+    result = Federation(settings, tmp_path / "run").start(FaultyGrid())
     records, expected = simulated(settings)
     metrics = result.evaluate_metrics_serverapp[5]
     assert metrics["wima2/accuracy"] == pytest.approx(records[-1].metrics["wima2"]["accuracy"])
@@ -211,7 +203,7 @@ def test_the_result_is_flowers_with_all_models_metrics(tmp_path):
 
 
 def test_the_result_has_what_records_say_of_clients(tmp_path):
-    _, run = over(FaultyGrid(len(SIZES)), settings_of(tmp_path), tmp_path / "run")
+    _, run = over(FaultyGrid(), settings_of(tmp_path), tmp_path / "run")
     lines = list(run.lines())
     run.lines = lambda: lines
     for line in lines:
@@ -225,7 +217,7 @@ def test_the_result_has_what_records_say_of_clients(tmp_path):
 
 
 def test_nodes_are_never_asked_to_evaluate(tmp_path):
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
     over(grid, settings_of(tmp_path), tmp_path / "run")
     assert {kind for _, kind in grid.sent} == {"query", "train"}
 
@@ -281,7 +273,7 @@ def test_messages_carry_the_vectors_that_the_algorithm_declares(name, tmp_path):
 
     large = {"data": "digits", "clients": len(SIZES), "alpha": "iid", "averagers": []}
     settings = settings_of(tmp_path, algorithm=name, rounds=2, **large)
-    over(FaultyGrid(len(SIZES), weigh), settings, tmp_path / "run")
+    over(FaultyGrid(weigh), settings, tmp_path / "run")
     vector = 4 * build_task(settings).layout.size
     visits, declared = 2 * settings.clients_per_round, traffic(BY_NAME[name]())
     for sizes, vectors in ((down, declared.down), (up, declared.up)):

@@ -6,15 +6,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.helpers.federations import (
-    SIZES,
-    FaultyGrid,
-    assert_same,
-    models_of,
-    over,
-    settings_of,
-    simulated,
-)
+from tests.helpers.federations import SIZES, FaultyGrid, assert_models, over, settings_of, simulated
 from wima.core.errors import RunError, UsageError
 from wima.core.signals import Interrupted
 from wima.runs.launch import resume
@@ -22,7 +14,7 @@ from wima.runs.launch import resume
 
 def test_a_node_that_lost_its_memory_is_reinitialised_with_a_warning(tmp_path, caplog):
     settings = settings_of(tmp_path, algorithm="scaffold", clients_per_round=5)
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
 
     def forget(node, message, reply):
         if message.metadata.group_id == "2" and node == 102:
@@ -37,7 +29,7 @@ def test_a_node_that_lost_its_memory_is_reinitialised_with_a_warning(tmp_path, c
 
 def test_nodes_come_and_go_between_rounds(tmp_path, caplog):
     settings = settings_of(tmp_path, clients_per_round=5, algorithm="scaffold", rounds=6)
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
     parked = {104: grid.nodes.pop(104)}
 
     def move(node, message, reply):
@@ -57,7 +49,7 @@ def test_nodes_come_and_go_between_rounds(tmp_path, caplog):
 
 def test_a_node_lost_in_a_round_is_left_out_of_it(tmp_path, caplog):
     settings = settings_of(tmp_path, clients_per_round=5, rounds=3)
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
 
     def fail(node, message, reply):
         lost = message.metadata.group_id == "2" and node == 103
@@ -72,7 +64,7 @@ def test_a_node_lost_in_a_round_is_left_out_of_it(tmp_path, caplog):
 
 def test_a_late_answer_brings_a_node_back_but_is_not_used(tmp_path):
     settings = settings_of(tmp_path, clients_per_round=5, rounds=4, algorithm="scaffold")
-    grid, held = FaultyGrid(len(SIZES)), []
+    grid, held = FaultyGrid(), []
 
     def delay(node, message, reply):
         if message.metadata.group_id == "2" and node == 103:
@@ -91,12 +83,12 @@ def test_a_late_answer_brings_a_node_back_but_is_not_used(tmp_path):
 def test_too_few_nodes_end_the_run_with_advice(tmp_path):
     settings = settings_of(tmp_path)
     with pytest.raises(RunError, match=r"for 5 nodes, but 4 are connected.*start-nodes"):
-        over(FaultyGrid(4), settings, tmp_path / "run", wait_seconds=0.1)
+        over(FaultyGrid(clients=4), settings, tmp_path / "run", wait_seconds=0.1)
 
 
 def test_nodes_that_fail_in_every_round_end_the_run(tmp_path):
     settings = settings_of(tmp_path, rounds=9)
-    grid = FaultyGrid(len(SIZES), data=str(tmp_path / "no-such.npz"))
+    grid = FaultyGrid(data=str(tmp_path / "no-such.npz"))
     with pytest.raises(RunError, match="No client sent a usable update in 3 consecutive rounds"):
         over(grid, settings, tmp_path / "run")
     with pytest.raises(UsageError, match=r"engine 'flower'.*the way it was started"):
@@ -105,12 +97,12 @@ def test_nodes_that_fail_in_every_round_end_the_run(tmp_path):
 
 def test_two_nodes_of_one_client_count_once_and_strangers_not_at_all(tmp_path, caplog):
     settings = settings_of(tmp_path, clients_per_round=5)
-    grid = FaultyGrid(len(SIZES) + 2)
+    grid = FaultyGrid(clients=len(SIZES) + 2)
     grid.nodes[105].context.node_config["partition-id"] = 1
     grid.nodes[106].context.node_config["partition-id"] = 77
     _, expected = simulated(settings)
     _, run = over(grid, settings, tmp_path / "run")
-    assert_same(models_of(run, settings), expected)
+    assert_models(run, settings, expected)
     assert "Node 105 claims to be client 1, as node 101 did before" in caplog.text
     assert "Node 106 did not say which client it is" in caplog.text
 
@@ -120,7 +112,7 @@ IMPOSTOR = 50  # a smaller number than that of any honest node
 
 def let_in(grid: FaultyGrid, client: int) -> None:
     """Let a node in that says it is this client, and is listed before all others."""
-    node = FaultyGrid(client + 1).nodes[100 + client]
+    node = FaultyGrid(clients=client + 1).nodes[100 + client]
     grid.nodes = {IMPOSTOR: node, **grid.nodes}
 
 
@@ -130,7 +122,7 @@ def trained(grid: FaultyGrid, node: int) -> int:
 
 def test_a_node_that_claims_a_client_later_does_not_take_its_place(tmp_path, caplog):
     settings = settings_of(tmp_path, clients_per_round=5)
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
 
     def join(node, message, reply):
         if message.metadata.group_id == "2" and IMPOSTOR not in grid.nodes:
@@ -141,7 +133,7 @@ def test_a_node_that_claims_a_client_later_does_not_take_its_place(tmp_path, cap
     _, run = over(grid, settings, tmp_path / "run")
     assert "Node 50 claims to be client 1, as node 101 did before" in caplog.text
     assert trained(grid, 101) == settings.rounds and not trained(grid, IMPOSTOR)
-    assert_same(models_of(run, settings), simulated(settings)[1])
+    assert_models(run, settings, simulated(settings)[1])
 
 
 def test_nor_does_it_after_a_restart_of_the_server(tmp_path):
@@ -152,19 +144,19 @@ def test_nor_does_it_after_a_restart_of_the_server(tmp_path):
             raise KeyboardInterrupt
         return reply
 
-    grid = FaultyGrid(len(SIZES), kill)
+    grid = FaultyGrid(kill)
     with pytest.raises(Interrupted):
         over(grid, settings, tmp_path / "run")
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
     let_in(grid, client=1)
     _, run = over(grid, settings, tmp_path / "run")
     assert trained(grid, 101) == 3 and not trained(grid, IMPOSTOR)
-    assert_same(models_of(run, settings), simulated(settings)[1])
+    assert_models(run, settings, simulated(settings)[1])
 
 
 def test_a_second_node_takes_part_while_the_first_is_away_but_not_while_it_is_busy(tmp_path):
     settings = settings_of(tmp_path, clients_per_round=5, rounds=8)
-    grid, held = FaultyGrid(len(SIZES) + 1), []
+    grid, held = FaultyGrid(clients=len(SIZES) + 1), []
     grid.nodes[105].context.node_config["partition-id"] = 1
 
     def move(node, message, reply):
@@ -189,7 +181,7 @@ def test_a_second_node_takes_part_while_the_first_is_away_but_not_while_it_is_bu
 
 
 def test_a_node_without_partition_id_is_told_what_to_do(tmp_path, caplog):
-    grid = FaultyGrid(len(SIZES))
+    grid = FaultyGrid()
     del grid.nodes[100].context.node_config["partition-id"]
     settings = settings_of(tmp_path)
     over(grid, settings, tmp_path / "run", start_nodes=4)

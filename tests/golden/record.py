@@ -35,7 +35,7 @@ def main() -> None:
 def stop(name: str, folder: Path) -> None:
     """Keep a run folder that was interrupted, and what its records are at the end."""
     settings = cases.stopped_settings(name)
-    launch(settings, folder / f"{name}-whole", cases.Quiet, report=lambda line: None)
+    launch(settings, folder / f"{name}-whole", cases.NoProgress, report=lambda line: None)
     with contextlib.suppress(Interrupted):
         launch(settings, folder / name, cases.Stop, report=lambda line: None)
     (folder / name / "expected.jsonl").write_bytes(

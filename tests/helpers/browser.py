@@ -108,6 +108,14 @@ class Browser:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
+    def type(self, field: str, text: str) -> None:
+        """Put a text into an input, as a user would."""
+        self.js(f"""(() => {{
+            const field = document.querySelector({json.dumps(field)});
+            field.value = {json.dumps(text)};
+            field.dispatchEvent(new Event("input"));
+        }})()""")
+
     def settle(self) -> None:
         """Wait for two frames, so that what was asked for is drawn."""
         again = "requestAnimationFrame(() => requestAnimationFrame(done))"

@@ -30,7 +30,9 @@ class FaultyGrid(LocalGrid):
     spoil(node, message, reply): what arrives instead of the reply; None: nothing does.
     """
 
-    def __init__(self, clients: int, spoil: Callable | None = None, **config: str) -> None:
+    def __init__(
+        self, spoil: Callable | None = None, *, clients: int = len(SIZES), **config: str
+    ) -> None:
         super().__init__(client_app, clients, workers=1)
         self.nodes = {100 + i: node for i, node in enumerate(self.nodes.values())}
         for node in self.nodes.values():
@@ -111,6 +113,11 @@ def assert_same(found, expected):
     assert set(found) == set(expected)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-7)
+
+
+def assert_models(run, settings, expected):
+    """The last models of the run are the expected ones."""
+    assert_same(models_of(run, settings), expected)
 
 
 def over(grid, settings, out, **options):

@@ -24,6 +24,13 @@ def follows_the_rule(average, models, gradients):
         watch.update(model, gradient)
     return (torch.equal(copies(average.tensors().values()), watch.vector("auto").float().double())
             and average.n_averaged == watch.used()["auto"] > 1)
+
+
+def without_training(averaging):
+    try:
+        averaging.average
+    except ValueError as error:
+        print(error)
 """
 
 

@@ -1,6 +1,6 @@
 """Sweeps over small runs, played to their end."""
 
-from wima.experiments.grid import expand_grid
+from wima.experiments.plan import expand_grid
 from wima.experiments.sweep import Sweep
 
 SMALL = ["rounds=6", "eval_every=2", "eval_last=2", "engine=serial"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.lab import damage, fuzz, kills, replay
+from tests.lab import configs, damage, fuzz, kills, replay
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -21,6 +21,9 @@ def main(argv: list[str] | None = None) -> None:
     )
     what.add_argument("--damage", action="store_true", help="damage every file of a run folder")
     what.add_argument("--fuzz", type=int, metavar="N", help="read N damaged files of all kinds")
+    what.add_argument(
+        "--configs", type=int, metavar="N", help="stop and resume runs of N random configurations"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of crashes and damaged files (0)")
     asked = parser.parse_args(argv)
     if asked.crash is not None:
@@ -29,6 +32,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(replay.main(asked.replay, asked.seed))
     if asked.fuzz is not None:
         sys.exit(fuzz.main(asked.fuzz, asked.seed))
+    if asked.configs is not None:
+        sys.exit(configs.main(asked.configs, asked.seed))
     sys.exit(damage.main(asked.seed))
 
 

@@ -32,21 +32,10 @@ class Format(NamedTuple):
 
 
 def _run(folder: Path) -> None:
-    from wima.runs.launch import launch
+    from wima.runs.launch import NoProgress, launch
     from wima.runs.settings import make_settings
 
-    launch(make_settings(SMALL), folder / "run", progress=_Quiet)
-
-
-class _Quiet:
-    def __init__(self, rounds: int, done: int) -> None: ...
-
-    def __enter__(self) -> _Quiet:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def update(self, record: object) -> None: ...
+    launch(make_settings(SMALL), folder / "run", progress=NoProgress)
 
 
 def _read_run(folder: Path) -> None:
@@ -64,7 +53,7 @@ def _read_run(folder: Path) -> None:
 
 def _report(folder: Path) -> None:
     from wima.core.measure import Measure
-    from wima.report.frame import gather
+    from wima.report.inputs import gather
     from wima.report.page import page
     from wima.report.paper_page import Notes, markdown_page
     from wima.report.table import grid
@@ -79,11 +68,11 @@ def _report(folder: Path) -> None:
     facts = {"title": "", "made": "", "version": "", "command": ""}
     for table in tables:
         for write in (markdown, latex):
-            write(table, measure)
-        grid_csv(grid(table, measure))
+            write(table)
+        grid_csv(grid(table))
     data_csv(tables)
-    markdown_page(tables, [*data.omitted, *omitted], measure, facts, Notes())
-    page(tables, omitted, measure, facts, Notes(), {table.slug: [] for table in tables})
+    markdown_page(tables, [*data.omitted, *omitted], facts, Notes())
+    page(tables, omitted, facts, Notes(), {table.slug: [] for table in tables})
     if data.omitted:
         raise UsageError(data.omitted[0].reason)
 
@@ -158,7 +147,7 @@ def _read_experiment(folder: Path) -> None:
 
 
 def _sheet(folder: Path) -> None:
-    from wima.experiments.grid import expand_grid
+    from wima.experiments.plan import expand_grid
     from wima.experiments.sheet import write_sheet
 
     _run(folder)
@@ -264,7 +253,7 @@ def _imported(name: str, source: str = ".") -> Callable[[Path], None]:
 def _leaf(folder: Path) -> None:
     for part in ("train", "test"):
         (folder / part).mkdir()
-        own = {"x": [[0.5] * 784] * 2, "y": [3, 4]}
+        own = {"x": [[0.4] * 784] * 2, "y": [3, 4]}
         content = {"users": ["a"], "num_samples": [2], "user_data": {"a": own}}
         (folder / part / "all.json").write_text(json.dumps(content), encoding="utf-8")
 
@@ -327,7 +316,7 @@ def _landmarks(folder: Path) -> None:
 def _read_landmarks(folder: Path) -> None:
     from wima.data.sets.landmarks import load_landmarks
 
-    load_landmarks(folder / "split.zip", folder / "images")
+    load_landmarks(str(folder / "split.zip"), str(folder / "images"))
 
 
 RUN = ("run/records.jsonl", "run/status.json", "run/environment.json", "run/settings.toml")

@@ -75,7 +75,7 @@ def test_the_image_shrinks_by_two_to_the_five():
 def test_options_that_are_not_there_are_refused():
     with pytest.raises(UsageError, match="must be 1, 2, 4 or 8, got 16"):
         MobileNetV2(groups=16)
-    with pytest.raises(UsageError, match="must be 'group' or 'batch', got 'layer'"):
+    with pytest.raises(UsageError, match="norm must be one of group, batch, got 'layer'"):
         MobileNetV2(norm="layer")
 
 

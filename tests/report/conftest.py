@@ -46,7 +46,7 @@ def no_figures(monkeypatch) -> None:
     """Drawing them takes most of the time of a report, and not every test looks at them."""
     for name in ("draw_table", "draw_picture"):
         monkeypatch.setattr(f"wima.report.write.{name}", lambda *_: [])
-    monkeypatch.setattr("wima.report.compare.draw_comparison", lambda *_: None)
+    monkeypatch.setattr("wima.report.figures.draw_comparison", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

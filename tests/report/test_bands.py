@@ -11,7 +11,7 @@ from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.figures import table_figure
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.statistics import Curve
 from wima.report.write import make_tables, write_report
 from wima.runs.summary import MARKED, draw_curve, sparse_until
@@ -37,7 +37,7 @@ def naive(model: str) -> np.ndarray:
 
 def test_a_figure_has_the_mean_of_seeds_on_a_band_from_least_to_greatest(seeds):
     [table], _ = make_tables(gather([seeds], "accuracy"), Measure())
-    axes = table_figure(table, COLUMN, Measure()).axes[0]
+    axes = table_figure(table, COLUMN).axes[0]
     assert axes.get_ylabel() == "test accuracy, %"
     shown = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
     bands = [band.get_paths()[0].get_extents() for band in axes.collections]

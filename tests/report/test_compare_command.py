@@ -20,14 +20,14 @@ from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.report.compare import Comparison, compare, latex
 from wima.report.figures import band_of, comparison_figure, draw_comparison
-from wima.report.frame import COMPARED
+from wima.report.inputs import COMPARED
 
 FILES = {COMPARED, *(f"compare.{ending}" for ending in ("md", "tex", "csv", "png", "pdf"))}
 PAGE = section("reports.md", "Comparing methods over seeds")
 
 
 def figure_of(made: Comparison) -> Figure:
-    return comparison_figure(made.table, made.baseline, made.measure)
+    return comparison_figure(made.table)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_drawing_needs_no_number_and_leaves_other_figures_alone(tmp_path):
     before, made = dict(mpl.rcParams), compare([tmp_path / "runs"], Measure())
     pictures = []
     for _ in range(2):
-        draw_comparison(made.table, made.baseline, made.measure, tmp_path)
+        draw_comparison(made.table, tmp_path)
         pictures.append([path.read_bytes() for path in sorted(tmp_path.glob("compare.*"))])
     assert pictures[0] == pictures[1] and dict(mpl.rcParams) == before
 

@@ -15,7 +15,7 @@ from wima.core.measure import Measure
 from wima.core.statistics import of_independent
 from wima.experiments.sheet import Cell, printed, write_sheet
 from wima.report.figures import opening_figure
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.paper_page import (
     beside_paper,
     draw_opening,
@@ -53,7 +53,7 @@ def tables_of(*folders: Path) -> list:
 
 def lines_of(*folders: Path) -> dict[tuple[str, str], list[str]]:
     """Data set and method -> the rest of the line."""
-    found = glance(beside_paper(tables_of(*folders)), Measure()).lines
+    found = glance(beside_paper(tables_of(*folders))).lines
     assert len({(data, method) for data, method, *_ in found}) == len(found)
     return {(data, method): rest for data, method, *rest in found}
 
@@ -126,13 +126,13 @@ def test_the_same_runs_give_the_same_picture_and_only_the_papers_scale_has_one(t
     drawn = []
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
-        drawn.append(folder / draw_opening(found, folder, Measure()))
+        drawn.append(folder / draw_opening(found, folder))
     assert drawn[0].name == "sota-femnist.png" and imread(drawn[0]).ndim == 3
     assert drawn[0].read_bytes() == drawn[1].read_bytes()
     lost = write_pool(tmp_path / "lost", [("FedDyn", OTHER, 0, None)], scale="paper")
-    assert draw_opening(beside_paper(tables_of(lost)), tmp_path, Measure())
+    assert draw_opening(beside_paper(tables_of(lost)), tmp_path)
     cpu = write_pool(tmp_path / "cpu", runs, scale="cpu")
-    assert draw_opening(beside_paper(tables_of(cpu)), tmp_path, Measure()) == ""
+    assert draw_opening(beside_paper(tables_of(cpu)), tmp_path) == ""
 
 
 NOTES = (

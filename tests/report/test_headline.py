@@ -13,10 +13,10 @@ from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.core.statistics import holm
 from wima.experiments.sheet import Cell, printed, write_sheet
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.page import forest
 from wima.report.paper_page import comparisons, headline, median_interval
-from wima.report.statistics import gain_over_seeds
+from wima.report.statistics import gain as gain_over
 from wima.report.write import make_tables, write_report
 
 GAINS = {"FedAvg": 0.05, "SCAFFOLD": 0.001, "FedDyn": -0.04}
@@ -43,7 +43,7 @@ def write_pool(folder: Path, rows=tuple(GAINS), seeds: int = 3, **changes) -> Pa
 
 def said(folder: Path, measure: Measure | None = None) -> str:
     measure = measure or Measure()
-    return headline(make_tables(gather([folder], measure.metric), measure)[0], measure)
+    return headline(make_tables(gather([folder], measure.metric), measure)[0])
 
 
 def points(value: float) -> str:
@@ -55,7 +55,7 @@ def test_it_counts_comparisons_and_those_that_are_sure(tmp_path):
         row: [(own["wima10"] - own["plain"])[-LAST:].mean() for own in runs_of(row)]
         for row in GAINS
     }
-    gains = {row: gain_over_seeds(own) for row, own in differences.items()}
+    gains = {row: gain_over(own, "seeds") for row, own in differences.items()}
     sure = dict(zip(gains, holm([gain.p for gain in gains.values()]), strict=True))
     clear = [gains[row].mean > 0 for row, p in sure.items() if p <= 0.05]
     expected = "Averaging (WIMA, W = 10) improves test accuracy in 2 of 3 comparisons "
@@ -67,7 +67,7 @@ def test_it_counts_comparisons_and_those_that_are_sure(tmp_path):
 
 def test_a_single_comparison_is_told_with_its_interval(tmp_path):
     own = [(c["wima10"] - c["plain"])[-LAST:].mean() for c in runs_of("FedAvg")]
-    gain = gain_over_seeds(own)
+    gain = gain_over(own, "seeds")
     low, high = points(gain.mean - gain.half), points(gain.mean + gain.half)
     expected = f"by {points(gain.mean)} points [{low}, {high}] (FedAvg, {COLUMN}). 3 seeds."
     assert said(write_pool(tmp_path, rows=["FedAvg"])).endswith(expected)
@@ -128,14 +128,14 @@ def test_the_forest_has_a_line_with_its_interval_for_each_comparison(tmp_path, n
     made = page[page.index('<section id="gains">') :].partition("</section>")[0]
     assert made.count("<tr>") == len(found) == 3
     assert all(Measure().interval(c.gain).split(" ", 1)[1] in made for c in found)
-    assert forest([], Measure())["blocks"] == []
+    assert forest([])["blocks"] == []
 
 
 @pytest.mark.parametrize("scale", ["cpu", "paper"])
 def test_the_papers_gain_is_grey_unless_the_settings_are_the_papers(tmp_path, scale):
     folder = write_pool(tmp_path, rows=["FedAvg", "SCAFFOLD"], scale=scale)
     tables, _ = make_tables(gather([folder], "accuracy"), Measure())
-    [block] = forest(comparisons(tables), Measure())["blocks"]
+    [block] = forest(comparisons(tables))["blocks"]
     assert printed("sota", "FedAvg", COLUMN, "WIMA") is not None
     rows = [(bool(row["paper"]), row["same"]) for row in block["rows"]]
     assert rows == [(True, scale == "paper")] * 2

@@ -12,7 +12,7 @@ from tests.helpers.paths import ROOT
 from tests.helpers.reports import COLUMN, LAST, ROUNDS, curves, make_sheet
 from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
-from wima.experiments.grid import expand_grid
+from wima.experiments.plan import expand_grid
 from wima.experiments.sheet import Cell, write_sheet
 from wima.report.names import proper
 from wima.report.write import write_report

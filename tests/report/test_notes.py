@@ -11,7 +11,7 @@ from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
 from wima.experiments.plan import scales
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.notes import differences, notes
 from wima.report.write import make_tables, write_report
 from wima.runs.settings import load_settings
@@ -56,7 +56,7 @@ def test_runs_of_a_preset_say_what_was_changed(tmp_path):
 
 
 def test_headings_that_name_no_window_are_explained():
-    assert "classifier, features, all: W = 20." in notes(table_of(CPU, "parts"), Measure())
+    assert "classifier, features, all: W = 20." in notes(table_of(CPU, "parts"))
 
 
 def test_seeds_have_a_column_only_if_they_differ(tmp_path, report):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,13 @@ def test_an_unwritable_place_is_a_users_mistake(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="Cannot write"):
         write_report([tmp_path / "run"], tmp_path / "file" / "out")
+
+
+def test_notes_without_their_library_say_what_to_install(tmp_path, monkeypatch):
+    write_run(tmp_path / "in", {"rounds": ROUNDS}, curves(0))
+    (tmp_path / "notes.md").write_text("Words.", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    with pytest.raises(UsageError, match=r"pip install 'wima\[notes\]'"):
+        write_report([tmp_path / "in"], tmp_path / "out", notes=tmp_path / "notes.md")
+    write_report([tmp_path / "in"], tmp_path / "out")
+    assert (tmp_path / "out" / "index.html").exists()

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.helpers.reports import ROUNDS, curves, data_of
 from tests.helpers.run_folders import write_run
-from wima.report.frame import MARKER
+from wima.report.inputs import MARKER
 from wima.report.write import write_report
 
 

@@ -92,5 +92,5 @@ def test_names_are_no_formulas_of_mathematics_in_a_picture(tmp_path):
     odd = r"$\nothing$"
     write_run(tmp_path / "run", {"rounds": ROUNDS, "data": f"{odd}.npz"}, {odd: np.ones(3)})
     run = read_run(tmp_path / "run")
-    draw_curves(run, tmp_path / "curves.png")
+    draw_curves(run.curves, run.title, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").exists()

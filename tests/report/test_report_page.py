@@ -244,11 +244,7 @@ def test_behind_every_number_are_settings_machine_and_command(browser, page):
 
 def test_runs_are_found_by_what_is_in_their_settings(browser, page):
     browser.open(page)
-    browser.js("""(() => {
-        const search = document.querySelector("#all-runs input");
-        search.value = "scaffold interrupted";
-        search.dispatchEvent(new Event("input"));
-    })()""")
+    browser.type("#all-runs input", "scaffold interrupted")
     rows = browser.js("[...document.querySelectorAll('.runs tbody tr')].map((e) => e.innerText)")
     assert len(rows) == 1 and "run-7" in rows[0] and "40/200" in rows[0]
 

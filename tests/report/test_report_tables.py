@@ -12,7 +12,7 @@ from tests.helpers.run_folders import write_run
 from wima.core.errors import UsageError
 from wima.core.measure import Measure
 from wima.experiments.sheet import Cell, write_sheet
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.table import sheet_table
 from wima.report.write import make_tables, write_report
 
@@ -91,7 +91,7 @@ def test_several_cells_may_share_a_run(tmp_path):
     path = write_sheet(make_sheet(cells, name="window", **fields), tmp_path)
     found = gather([tmp_path], "accuracy")
     table = sheet_table(path.resolve(), next(iter(found.sheets.values())), found, Measure())
-    means = [table.entry(f"W = {w}", "digits", "average").mean for w in (10, 20)]
+    means = [table.entries[f"W = {w}", "digits", "average"].mean for w in (10, 20)]
     assert means[1] - means[0] == pytest.approx(0.01)
     assert len(list(table.runs())) == 1
     assert len(make_tables(found, Measure())[0]) == 1  # no table of other runs

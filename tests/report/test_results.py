@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from tests.helpers.paths import ROOT
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.write import write_report
 
 DOCS = ROOT / "docs"

@@ -18,8 +18,7 @@ from wima.model_files.mean import Window
 from wima.report.statistics import (
     Curve,
     forgetting,
-    gain_over_rounds,
-    gain_over_seeds,
+    gain,
     late,
     over_seeds,
     reached,
@@ -103,7 +102,7 @@ def test_deviation_over_seeds_is_that_of_a_sample(means):
 def test_one_seed_has_a_mean_and_no_deviation():
     mean, deviation = over_seeds([0.7])
     assert mean == 0.7 and isnan(deviation)
-    assert isnan(gain_over_seeds([0.1]).half)
+    assert isnan(gain([0.1], "seeds").half)
     assert all(map(isnan, over_seeds([])))
 
 
@@ -118,7 +117,7 @@ def test_gain_over_seeds_is_the_paired_t_test():
     rng = np.random.default_rng(0)
     plain = rng.normal(0.6, 0.1, size=5)
     average = plain + rng.normal(0.02, 0.01, size=5)
-    ours = gain_over_seeds(list(average - plain))
+    ours = gain(list(average - plain), "seeds")
     low, high = ttest_rel(average, plain).confidence_interval(0.95)
     assert (ours.mean - ours.half, ours.mean + ours.half) == pytest.approx((low, high))
     assert (ours.basis, ours.size) == ("seeds", 5)
@@ -126,8 +125,8 @@ def test_gain_over_seeds_is_the_paired_t_test():
 
 def test_pairing_removes_what_the_seed_does_to_both():
     seeds = np.array([0.2, 0.5, 0.8])
-    gain = gain_over_seeds(list((seeds + 0.03) - seeds))
-    assert gain.mean == pytest.approx(0.03) and gain.half == pytest.approx(0, abs=1e-9)
+    ours = gain(list((seeds + 0.03) - seeds), "seeds")
+    assert ours.mean == pytest.approx(0.03) and ours.half == pytest.approx(0, abs=1e-9)
 
 
 def naive_half(differences: np.ndarray) -> float:
@@ -145,16 +144,16 @@ def naive_half(differences: np.ndarray) -> float:
 @pytest.mark.parametrize("memory", [0.0, 0.9])
 def test_gain_over_rounds_equals_its_naive_twin(memory):
     for differences in autoregressive(memory, length=52, count=20):
-        ours = gain_over_rounds(differences)
+        ours = gain(differences, "rounds")
         assert ours.mean == pytest.approx(differences.mean())
         assert ours.half == pytest.approx(naive_half(differences))
         assert (ours.basis, ours.size) == ("rounds", 52)
 
 
 def test_too_few_rounds_give_no_interval():
-    assert isnan(gain_over_rounds(np.zeros(LEAST - 1)).half)
-    assert isnan(gain_over_rounds(np.zeros(0)).mean)
-    assert gain_over_rounds(np.zeros(LEAST)).half == 0
+    assert isnan(gain(np.zeros(LEAST - 1), "rounds").half)
+    assert isnan(gain(np.zeros(0), "rounds").mean)
+    assert gain(np.zeros(LEAST), "rounds").half == 0
 
 
 def test_p_is_that_of_the_t_test():
@@ -215,7 +214,7 @@ def windowed(step: float, length: int, count: int, window: int = 20) -> np.ndarr
 
 def coverage(series: np.ndarray) -> float:
     """How often the interval of a row holds the true mean, zero."""
-    intervals = [gain_over_rounds(row) for row in series]
+    intervals = [gain(row, "rounds") for row in series]
     return sum(abs(i.mean) <= i.half for i in intervals) / len(series)
 
 

@@ -54,7 +54,8 @@ def test_the_picture_of_a_run_has_a_strip_if_a_window_varies(tmp_path, saved):
     write_auto(tmp_path / "auto")
     write_run(tmp_path / "fixed", {"rounds": ROUNDS}, curves(0))
     for name in ("auto", "fixed"):
-        draw_curves(read_run(tmp_path / name), tmp_path / f"{name}.png")
+        run = read_run(tmp_path / name)
+        draw_curves(run.curves, run.title, tmp_path / f"{name}.png")
     assert [strips(figure) for figure in saved] == [[[chosen(0)]], []]
     assert [len(figure.axes[0].get_lines()) for figure in saved] == [3, 2]
 

@@ -13,7 +13,8 @@ import pytest
 
 from tests.helpers.interrupted import ends, in_a_fork, outcome, settings_of
 from wima.core.errors import Diverged, RunError
-from wima.runs.launch import FOLDER, launch
+from wima.runs.folder import FOLDER
+from wima.runs.launch import launch
 from wima.runs.run import read_run
 from wima.storage import manifests
 from wima.storage.segments import Segments
@@ -60,17 +61,18 @@ def test_a_client_that_kills_its_workers_ends_the_run_with_a_checkpoint(tmp_path
 
     def deadly():
         from wima.simulation.engines.processes import Processes
+        from wima.simulation.local import Problem
 
         original, own, parent = Processes._send, Processes._do, os.getpid()
 
         def send(self, child, job):
             original(self, child, job)
-            if getattr(job, "problem", None) is not None and job.problem.t == 6:
+            if isinstance(job.work, Problem) and job.work.t == 6:
                 os.kill(child.process.pid, signal.SIGKILL)
 
         def do(self, job):
             """Leave the deadly client to the workers, however long they take to start."""
-            if getattr(job, "problem", None) is not None and job.problem.t == 6:
+            if isinstance(job.work, Problem) and job.work.t == 6:
                 self._training.append(job)
             else:
                 own(self, job)

@@ -12,7 +12,7 @@ from tests.helpers.run_folders import write_run
 from wima.cli.tables import runs_table
 from wima.core.errors import RunError, UsageError
 from wima.experiments.sheet import read_sheet
-from wima.report.frame import gather
+from wima.report.inputs import gather
 from wima.report.write import read_notes
 from wima.runs.folder import check_free
 from wima.runs.run import read_run, seconds_of

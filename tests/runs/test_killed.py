@@ -15,7 +15,8 @@ from tests.helpers.states import same
 from tests.lab.kills import CASES, killed_until_done
 from wima.runs import checkpoint, folder
 from wima.runs.build import build
-from wima.runs.launch import FOLDER, launch, resume
+from wima.runs.folder import FOLDER
+from wima.runs.launch import launch, resume
 from wima.runs.run import read_run
 from wima.storage import manifests
 from wima.storage.segments import Segments
@@ -78,7 +79,7 @@ def test_killed_amid_a_checkpoint(moment, whole, tmp_path):
         places = {
             "segment": (Segments, "verify"),
             "manifest": (manifests, "write_manifest"),
-            "renamed": (manifests, "prune"),
+            "renamed": (manifests, "manifests"),  # which is listed right after
             "cleaning": (Segments, "keep"),
         }
         owner, name = places[moment]

@@ -10,7 +10,8 @@ import pytest
 
 from tests.helpers.interrupted import after_round, copy_of, ends, in_a_fork, outcome, settings_of
 from wima.core.errors import RunError, UsageError
-from wima.runs.launch import FOLDER, launch, resume
+from wima.runs.folder import FOLDER
+from wima.runs.launch import launch, resume
 from wima.runs.run import read_run
 from wima.storage import manifests
 from wima.storage.segments import Segments

@@ -11,12 +11,12 @@ import pytest
 from tests.helpers.interrupted import copy_of, outcome, settings_of
 from tests.helpers.unequal import SIZES, task_of
 from wima import WIMA, Averager, Scaffold
-from wima.averaging import BY_NAME
 from wima.averaging.wima import REACH, Buckets
 from wima.core.errors import UsageError
 from wima.runs import build
 from wima.runs.build import Plan, gigabytes, make_plan
-from wima.runs.launch import FOLDER, launch, resume
+from wima.runs.folder import FOLDER
+from wima.runs.launch import launch, resume
 from wima.runs.settings import load_settings, make_settings
 from wima.simulation.clients import OVERHEAD
 from wima.storage import files
@@ -52,8 +52,7 @@ def test_buckets_are_planned_as_large_as_they_grow():
 
 def test_the_plan_of_a_preset_states_the_sums_of_the_window_that_chooses_itself():
     settings, w = load_settings("digits", []), task_of().init(0)
-    averagers = [choice.make("averager", BY_NAME) for choice in settings.averagers]
-    plan = make_plan(settings, task_of(), Scaffold(), averagers)
+    plan = make_plan(settings, task_of(), Scaffold(), settings.make("averagers"))
     buckets, most = Buckets.start(w), 0
     for t in range(1, settings.rounds + 1):
         buckets = buckets.push(w, max(1, t // REACH))

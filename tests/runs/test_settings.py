@@ -10,7 +10,6 @@ import pytest
 from hypothesis import strategies as st
 
 from wima.algorithms.server_opt import SGD
-from wima.averaging import BY_NAME as AVERAGERS
 from wima.core.errors import UsageError
 from wima.runs.mistakes import MEANT
 from wima.runs.settings import (
@@ -34,17 +33,15 @@ def test_a_choice_as_text_equals_the_choice_as_table():
 
 
 def test_a_choice_makes_what_it_names():
-    made = Choice.model_validate("sgd:lr=0.5:momentum=0.9:nesterov=true").make(
-        "server optimizer", {"sgd": SGD}
-    )
+    made = Choice.model_validate("sgd:lr=0.5:momentum=0.9:nesterov=true").make("server")
     assert made == SGD(lr=0.5, momentum=0.9, nesterov=True)
 
 
 def test_a_choice_of_something_unknown_is_refused_with_the_nearest_name():
     with pytest.raises(UsageError, match="Unknown averager 'wimma'; did you mean 'wima'"):
-        Choice(name="wimma").make("averager", AVERAGERS)
+        Choice(name="wimma").make("averagers")
     with pytest.raises(UsageError, match="hyper-parameter of wima 'size'"):
-        Choice.model_validate("wima:size=3").make("averager", AVERAGERS)
+        Choice.model_validate("wima:size=3").make("averagers")
 
 
 @pytest.mark.parametrize(

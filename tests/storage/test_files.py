@@ -88,6 +88,35 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path):
     assert not is_running(tmp_path / "nowhere") and not (tmp_path / "nowhere").exists()
 
 
+def test_a_lock_ends_with_its_process(tmp_path):
+    code = "import sys, pathlib; from wima.storage.files import Lock; "
+    code += "lock = Lock(pathlib.Path(sys.argv[1])); print('held', flush=True); input()"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdout.readline() == b"held\n" and is_running(tmp_path)
+        process.kill()
+        process.wait()
+        assert not is_running(tmp_path)
+
+
+def test_a_released_lock_is_not_kept_by_a_forked_process(tmp_path):
+    code = """if True:
+        import os, pathlib, sys
+        from wima.storage.files import Lock, is_running
+        lock = Lock(pathlib.Path(sys.argv[1]))
+        reader, writer = os.pipe()
+        if os.fork():
+            lock.release()
+            assert not is_running(pathlib.Path(sys.argv[1]))
+        else:
+            os.close(writer)
+            os.read(reader, 1)  # until the parent ends
+    """
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT)
+
+
 def test_runs_can_be_imported_where_there_is_no_fcntl():
     modules = "wima.runs.launch, wima.simulation.engines.processes"
     code = f"import sys; sys.modules['fcntl'] = None; import {modules}"

@@ -134,21 +134,14 @@ fit([whole], epochs=6)
 assert again.average.calls == whole.average.calls
 assert torch.equal(*(copies(a.average.tensors().values()) for a in (again, whole)))
 
-try:
-    WindowAveraging().average
-except ValueError as error:
-    print(error)
+without_training(WindowAveraging())
 """
 )
 
 
-@pytest.mark.slow
 @needs_lightning
-def test_lightning_trains_the_same_validates_the_average_and_resumes():
-    assert "Trainer.fit creates it" in trained(LIGHTNING, "lightning_digits.py")
-
-
-@needs_lightning
-def test_the_lightning_example_shows_both_models():
-    plain, wima = accuracies(trained(LIGHTNING, "lightning_digits.py"))
+def test_lightning_trains_the_same_validates_the_average_and_resumes_as_its_example_does():
+    text = trained(LIGHTNING, "lightning_digits.py")
+    assert "Trainer.fit creates it" in text
+    plain, wima = accuracies(text)
     assert plain > 0.8 and wima > 0.9  # ten classes

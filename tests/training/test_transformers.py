@@ -103,21 +103,14 @@ again = train(window="auto", epochs=6, folder=folder, resume=True)
 assert again.wima.average.calls == auto.wima.average.calls
 assert torch.equal(*(copies(t.wima.average.tensors().values()) for t in (again, auto)))
 
-try:
-    WindowAveraging(plain).average
-except ValueError as error:
-    print(error)
+without_training(WindowAveraging(plain))
 """
 )
 
 
-@pytest.mark.slow
 @needs_transformers
-def test_trainer_trains_the_same_evaluates_both_and_resumes():
-    assert "Trainer.train creates it" in trained(TRAINER, "trainer_digits.py")
-
-
-@needs_transformers
-def test_the_trainer_example_shows_both_models():
-    plain, wima = accuracies(trained(TRAINER, "trainer_digits.py"))
+def test_trainer_trains_the_same_evaluates_both_and_resumes_as_its_example_does():
+    text = trained(TRAINER, "trainer_digits.py")
+    assert "Trainer.train creates it" in text
+    plain, wima = accuracies(text)
     assert plain > 0.8 and wima > 0.9

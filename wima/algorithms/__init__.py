@@ -1,7 +1,5 @@
 """One file per method; importing its class here registers it under its name in lower case."""
 
-from __future__ import annotations
-
 from wima.algorithms.base import Algorithm as Algorithm, Local as Local, Visit as Visit
 
 # In the order of `wima list`:

@@ -12,8 +12,6 @@ One round, as every engine runs it:
     w = w - ServerOpt(pseudo_gradient)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -32,11 +30,6 @@ class Local(NamedTuple):
         scale * f_i(w) + prox/2 * |w - start|^2 + <shift, w>
 
     With `anchored`, the gradient of f_i is replaced by g(w) - g(start) on the same mini-batch.
-
-    Examples:
-        >>> import torch, wima
-        >>> wima.Local(torch.zeros(1), prox=0.1)
-        Local(start=tensor([0.]), scale=1.0, prox=0.1, shift=0.0, anchored=False)
     """
 
     start: Vector
@@ -47,14 +40,7 @@ class Local(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """The outcome of one client's local training.
-
-    Examples:
-        >>> import torch, wima
-        >>> visit = wima.Visit(start=torch.ones(1), end=torch.zeros(1), steps=5, lr=0.1, t=0)
-        >>> visit.delta
-        tensor([1.])
-    """
+    """The outcome of one client's local training."""
 
     start: Vector
     end: Vector

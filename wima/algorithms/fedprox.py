@@ -13,12 +13,6 @@ class FedProx(Algorithm):
 
     Li et al., Federated Optimization in Heterogeneous Networks (MLSys 2020), Algorithm 2, without
     its inexactness and stragglers.  Some implementations have mu/2 or 2*mu instead of mu.
-
-    Examples:
-        >>> import torch, wima
-        >>> w = torch.zeros(1)
-        >>> wima.FedProx(mu=0.1).local(w, server=(), client=())
-        Local(start=tensor([0.]), scale=1.0, prox=0.1, shift=0.0, anchored=False)
     """
 
     mu: float = 0.01  # weight of the proximal term

@@ -4,8 +4,6 @@ Adam, Yogi and Adagrad as in Reddi et al., Adaptive Federated Optimization (ICLR
 no bias correction, tau outside the root.  Fields select the variants of other libraries.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -18,22 +16,7 @@ OptState: TypeAlias = Any
 
 
 class ServerOpt(Protocol):
-    """An optimizer over one vector; `update` is pure.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> class Sign:
-        ...     def init(self, w):
-        ...         return ()
-        ...     def update(self, gradient, state):
-        ...         return 0.1 * gradient.sign(), state
-        >>> result = wima.run(task, server_opt=Sign(), rounds=2, clients_per_round=1)
-        >>> result.models
-        ['plain']
-    """
+    """An optimizer over one vector; `update` is pure."""
 
     def init(self, w: Vector) -> OptState:
         """The state before the first step."""
@@ -86,13 +69,7 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(SGD):
-    """SGD with a default momentum of 0.9: FedAvgM.
-
-    Examples:
-        >>> import wima
-        >>> wima.Momentum()
-        Momentum(lr=1.0, momentum=0.9, nesterov=False)
-    """
+    """SGD with a default momentum of 0.9: FedAvgM."""
 
     momentum: float = 0.9
 
@@ -104,8 +81,18 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Adaptive:
-    """m <- beta1 m + (1 - beta1) g;  v <- rule(v, g);  step = lr * m / (sqrt(v) + tau)."""
+class Adam:
+    """FedAdam: v <- beta2 * v + (1 - beta2) * g^2.
+
+        m <- beta1 * m + (1 - beta1) * g;  step = lr * m / (sqrt(v) + tau)
+
+    Examples:
+        >>> import torch, wima
+        >>> optimizer = wima.Adam(lr=0.1, beta1=0.5, beta2=0.75, tau=0.5)
+        >>> step, state = optimizer.update(torch.ones(1), optimizer.init(torch.zeros(1)))
+        >>> step  # 0.1 * 0.5 / (sqrt(0.25) + 0.5)
+        tensor([0.0500])
+    """
 
     lr: float = 0.1
     beta1: float = 0.9
@@ -127,7 +114,7 @@ class _Adaptive:
         return Moments(torch.zeros_like(w), torch.full_like(w, self.v0), 0)
 
     def second_moment(self, v: Vector, g: Vector) -> Vector:
-        raise NotImplementedError
+        return self.beta2 * v + (1 - self.beta2) * g**2
 
     def update(self, gradient: Vector, state: Moments) -> tuple[Vector, Moments]:
         m = self.beta1 * state.m + (1 - self.beta1) * gradient
@@ -140,36 +127,8 @@ class _Adaptive:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam(_Adaptive):
-    """FedAdam: v <- beta2 * v + (1 - beta2) * g^2.
-
-        m <- beta1 * m + (1 - beta1) * g;  step = lr * m / (sqrt(v) + tau)
-
-    Examples:
-        >>> import torch, wima
-        >>> optimizer = wima.Adam(lr=0.1, beta1=0.5, beta2=0.75, tau=0.5)
-        >>> step, state = optimizer.update(torch.ones(1), optimizer.init(torch.zeros(1)))
-        >>> step  # 0.1 * 0.5 / (sqrt(0.25) + 0.5)
-        tensor([0.0500])
-    """
-
-    def second_moment(self, v: Vector, g: Vector) -> Vector:
-        return self.beta2 * v + (1 - self.beta2) * g**2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Yogi(_Adaptive):
-    """FedYogi: v <- v - (1 - beta2) * g^2 * sign(v - g^2).
-
-        m <- beta1 * m + (1 - beta1) * g;  step = lr * m / (sqrt(v) + tau)
-
-    Examples:
-        >>> import torch, wima
-        >>> optimizer = wima.Yogi(lr=0.1, beta1=0.5, beta2=0.75, tau=0.5)
-        >>> step, state = optimizer.update(torch.ones(1), optimizer.init(torch.zeros(1)))
-        >>> step  # 0.1 * 0.5 / (sqrt(0.25) + 0.5)
-        tensor([0.0500])
-    """
+class Yogi(Adam):
+    """FedYogi: Adam with v <- v - (1 - beta2) * g^2 * sign(v - g^2)."""
 
     def second_moment(self, v: Vector, g: Vector) -> Vector:
         return v - (1 - self.beta2) * g**2 * torch.sign(v - g**2)
@@ -180,13 +139,6 @@ class Adagrad:
     """FedAdagrad: v <- v + g^2, step = lr * g / (sqrt(v) + tau).
 
     tau_inside: step = lr * g / sqrt(v + tau), which with v0 = 0.1 and tau = 1e-6 is optax's form.
-
-    Examples:
-        >>> import torch, wima
-        >>> optimizer = wima.Adagrad(lr=0.1, tau=1.0)
-        >>> step, state = optimizer.update(torch.ones(1), optimizer.init(torch.zeros(1)))
-        >>> step  # 0.1 * 1 / (sqrt(1) + 1)
-        tensor([0.0500])
     """
 
     lr: float = 0.1

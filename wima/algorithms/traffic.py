@@ -1,7 +1,5 @@
 """What an algorithm sends, found by calling its hooks with a model of one number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import isnan, nan
 from typing import Any, NamedTuple
@@ -47,7 +45,8 @@ def visit_bytes(algorithm: Algorithm, w: Vector, trained: int | None) -> Traffic
 
 def sends_extra(algorithm: Algorithm) -> bool:
     """Whether clients send a vector besides their update."""
-    return _visited(algorithm, algorithm.init(_w())).extra is not None
+    _, extra, _ = _visited(algorithm, algorithm.init(_w()))
+    return extra is not None
 
 
 def reads(algorithm: Algorithm) -> list[bool]:
@@ -73,19 +72,13 @@ def _spreads(algorithm: Algorithm, place: int) -> bool:
     return any(isnan(float(v)) for v in vectors(_visited(algorithm, server)))
 
 
-class _Visited(NamedTuple):
+def _visited(algorithm: Algorithm, server: State) -> tuple[Local, Vector | None, State]:
     """The problem of a client, what it sends besides its update, and what it remembers."""
-
-    local: Local
-    extra: Any
-    memory: State
-
-
-def _visited(algorithm: Algorithm, server: State) -> _Visited:
     w, client = _w(), algorithm.client_init(_w())
     local = algorithm.local(w, server, client)
     visit = Visit(w, w, 1, 1.0, 0, gradient=w, path_gradient=w)
-    return _Visited(local, *algorithm.client_finish(visit, server, client))
+    extra, memory = algorithm.client_finish(visit, server, client)
+    return local, extra, memory
 
 
 def _w() -> Vector:

@@ -1,7 +1,5 @@
 """Server-side averages of the global models; settings look them up in `BY_NAME`."""
 
-from __future__ import annotations
-
 from wima.averaging.base import (
     Averager as Averager,
     Averages as Averages,

@@ -1,37 +1,27 @@
 """Averagers watch the sequence of global models and never steer it.
 
 An averager is a frozen dataclass with `init`, `update` and `value`.  If it needs earlier models,
-`history` is their number, and it reads them from `past`, which all averagers share.
+`history` is their number, and it reads them from the ring `past`, which all averagers share:
+`past.ago(n)` is the model n updates before the current one, and `past.as_stored(w)` is w as `ago`
+will return it, rounded if past models are kept in lower precision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from wima.core.errors import UsageError, check
+from wima.core.errors import UsageError, check, check_one_of
 from wima.core.vector import PARTS, Vector
 from wima.storage.ring import Ring
 from wima.storage.segments import Segments
 from wima.storage.states import Json, decode, encode, size
 
 AverageState: TypeAlias = Any
-
-
-class Past(Protocol):
-    """The models seen so far."""
-
-    def ago(self, n: int) -> Vector:
-        """The model n updates before the current one; 1 is the newest."""
-        ...
-
-    def as_stored(self, w: Vector) -> Vector:
-        """w as `ago` will return it: rounded if past models are kept in lower precision."""
-        ...
 
 
 class Averager:
@@ -62,10 +52,7 @@ class Averager:
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        check(
-            self.part in PARTS,
-            f"{kind}.part must be one of {', '.join(PARTS)}, got {self.part!r}.",
-        )
+        check_one_of(f"{kind}.part", self.part, PARTS)
 
     @property
     def name(self) -> str:
@@ -108,7 +95,7 @@ class Averager:
         """The number of averaged models, if the name does not say it."""
         return None
 
-    def update(self, state: AverageState, w: Vector, past: Past) -> AverageState:
+    def update(self, state: AverageState, w: Vector, past: Ring) -> AverageState:
         """The state after model w; may reuse the memory of the old state, never that of w."""
         raise NotImplementedError
 
@@ -119,17 +106,7 @@ class Averager:
 
 @dataclass(frozen=True)
 class Last(Averager):
-    """The newest global model itself; the column "plain" of every run.
-
-    Examples:
-        >>> import torch, wima
-        >>> from wima.averaging import Averages
-        >>> averages = Averages({"mean": wima.Last()}, w=torch.zeros(1))
-        >>> for value in (1.0, 2.0, 4.0):
-        ...     averages.update(torch.tensor([value]))
-        >>> averages.vectors()["mean"]  # the newest
-        tensor([4.])
-    """
+    """The newest global model itself; the column "plain" of every run."""
 
     def _label(self) -> str:
         return "plain"
@@ -137,7 +114,7 @@ class Last(Averager):
     def init(self, w: Vector) -> Vector:
         return w
 
-    def update(self, state: Vector, w: Vector, past: Past) -> Vector:
+    def update(self, state: Vector, w: Vector, past: Ring) -> Vector:
         return w
 
     def value(self, state: Vector) -> Vector:
@@ -214,9 +191,7 @@ class Averages:
         return {name: self.vector(name) for name in self.averagers}
 
 
-def named(
-    averagers: Averager | Sequence[Averager] | Mapping[str, Averager],
-) -> dict[str, Averager]:
+def named(averagers: Averager | Sequence[Averager] | Mapping[str, Averager]) -> dict[str, Averager]:
     """One or several averagers by the name of their column; names must be unique."""
     if isinstance(averagers, Mapping):
         return dict(averagers)

@@ -1,7 +1,5 @@
 """EMA: the exponential moving average of the models, with a fixed or a growing memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -9,9 +7,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from wima.averaging.base import Averager, Past
+from wima.averaging.base import Averager
 from wima.core.errors import check_one_of, check_range
 from wima.core.vector import Vector
+from wima.storage.ring import Ring
 
 
 class EMAState(NamedTuple):
@@ -26,15 +25,6 @@ class EMA(Averager):
 
     begin: "first" starts at the first model, "initial" at the model before round 1, "debiased" at 0
     and divides by 1 - decay^k after k models.
-
-    Examples:
-        >>> import torch, wima
-        >>> from wima.averaging import Averages
-        >>> averages = Averages({"mean": wima.EMA(decay=0.5)}, w=torch.zeros(1))
-        >>> for value in (1.0, 2.0, 4.0):
-        ...     averages.update(torch.tensor([value]))
-        >>> averages.vectors()["mean"]  # 0.5 * (0.5 * 1 + 0.5 * 2) + 0.5 * 4
-        tensor([2.7500])
     """
 
     decay: float = 0.98
@@ -52,7 +42,7 @@ class EMA(Averager):
     def init(self, w: Vector) -> EMAState:
         return EMAState(w.to(torch.float64, copy=True), 0, w.dtype)
 
-    def update(self, state: EMAState, w: Vector, past: Past) -> EMAState:
+    def update(self, state: EMAState, w: Vector, past: Ring) -> EMAState:
         if state.seen == 0 and self.begin == "first":
             state.mean.copy_(w)
         else:
@@ -62,9 +52,7 @@ class EMA(Averager):
         return state._replace(seen=state.seen + 1)
 
     def value(self, state: EMAState) -> Vector:
-        weight = 1.0
-        if self.begin == "debiased" and state.seen:
-            weight = 1 - self.decay**state.seen
+        weight = 1 - self.decay**state.seen if self.begin == "debiased" and state.seen else 1.0
         return (state.mean / weight).to(state.dtype)
 
 
@@ -80,16 +68,9 @@ class PowerEMA(Averager):
     Karras et al., Analyzing and Improving the Training Dynamics of Diffusion Models (CVPR 2024).
 
     Examples:
-        >>> import torch, wima
-        >>> from wima.averaging import Averages
-        >>> average = wima.PowerEMA(sigma=(1 / 18) ** 0.5)
-        >>> round(average.gamma, 6)
+        >>> import wima
+        >>> round(wima.PowerEMA(sigma=(1 / 18) ** 0.5).gamma, 6)  # the weight of model t is about t
         1.0
-        >>> averages = Averages({"mean": average}, w=torch.zeros(1))
-        >>> for value in (1.0, 2.0, 4.0):
-        ...     averages.update(torch.tensor([value]))
-        >>> round(averages.vectors()["mean"].item(), 3)  # weights t^2 - (t - 1)^2: 1, 3, 5
-        3.0
     """
 
     sigma: float = 0.1
@@ -111,7 +92,7 @@ class PowerEMA(Averager):
     def init(self, w: Vector) -> EMAState:
         return EMAState(w.to(torch.float64, copy=True), 0, w.dtype)
 
-    def update(self, state: EMAState, w: Vector, past: Past) -> EMAState:
+    def update(self, state: EMAState, w: Vector, past: Ring) -> EMAState:
         seen = state.seen + 1
         keep = (1 - 1 / seen) ** (self.gamma + 1)
         state.mean.mul_(keep).add_(w, alpha=1 - keep)

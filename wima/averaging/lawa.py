@@ -1,11 +1,9 @@
 """LAWA: the mean of the last k models, collected every c-th round."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wima.averaging.base import Averager, Past
+from wima.averaging.base import Averager
 from wima.averaging.wima import Window, WindowSum
 from wima.core.errors import check_count
 from wima.core.vector import Vector
@@ -25,15 +23,6 @@ class LAWA(Averager):
     Until the first one is collected, it is the newest model.  every = 1 is WIMA with a window of k.
     Kaddour, Stop Wasting My Time! Saving Days of ImageNet and BERT Training with Latest Weight
     Averaging (2022).
-
-    Examples:
-        >>> import torch, wima
-        >>> from wima.averaging import Averages
-        >>> averages = Averages({"mean": wima.LAWA(k=2, every=2)}, w=torch.zeros(1))
-        >>> for value in (1.0, 4.0, 9.0, 8.0):
-        ...     averages.update(torch.tensor([value]))
-        >>> averages.vectors()["mean"]  # of the models after rounds 2 and 4
-        tensor([6.])
     """
 
     k: int = 10
@@ -51,7 +40,7 @@ class LAWA(Averager):
     def init(self, w: Vector) -> LAWAState:
         return LAWAState(Window(self.k).init(w), Ring(self.k, w), 0)
 
-    def update(self, state: LAWAState, w: Vector, past: Past) -> LAWAState:
+    def update(self, state: LAWAState, w: Vector, past: Ring) -> LAWAState:
         window, t = state.window, state.t + 1
         if t % self.every == 0:
             window = Window(self.k).update(window, w, state.ring)

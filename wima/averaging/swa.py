@@ -1,15 +1,14 @@
 """SWA: the mean of every c-th model, starting late in the run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
 
-from wima.averaging.base import Averager, Past
+from wima.averaging.base import Averager
 from wima.core.errors import Phase, check_count, check_one_of, check_start, start_round
 from wima.core.vector import Vector
+from wima.storage.ring import Ring
 
 
 class SWAState(NamedTuple):
@@ -31,16 +30,6 @@ class SWA(Averager):
 
     Izmailov et al., Averaging Weights Leads to Wider Optima (UAI 2018); in federated learning:
     Caldarola et al. (ECCV 2022).  Its cyclic rate is a schedule of the run, see `Cyclic`.
-
-    Examples:
-        >>> import torch, wima
-        >>> from wima.averaging import Averages
-        >>> swa = wima.SWA(start=0, cycle=2, phase="izmailov")
-        >>> averages = Averages({"mean": swa}, w=torch.zeros(1))
-        >>> for value in (1.0, 4.0, 9.0, 8.0):
-        ...     averages.update(torch.tensor([value]))
-        >>> averages.vectors()["mean"]  # of every second model
-        tensor([6.])
     """
 
     start: float = 0.75  # a round, or a share of all rounds if less than 1
@@ -65,7 +54,7 @@ class SWA(Averager):
     def init(self, w: Vector) -> SWAState:
         return SWAState(w.to(torch.float64, copy=True), 0, 0, w.dtype)
 
-    def update(self, state: SWAState, w: Vector, past: Past) -> SWAState:
+    def update(self, state: SWAState, w: Vector, past: Ring) -> SWAState:
         t, n = state.t, state.collected
         if t < self.start:
             state.mean.copy_(w)

@@ -1,7 +1,5 @@
 """WIMA: the mean of the last W global models; W may be fixed, a share of the run, or automatic."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import InitVar, dataclass
 from itertools import accumulate
@@ -9,10 +7,10 @@ from typing import Literal, NamedTuple, Self
 
 import torch
 
-from wima.averaging.base import Averager, Past
+from wima.averaging.base import Averager
 from wima.core.errors import EQUAL, check, check_count, check_equal_weights, is_count
 from wima.core.vector import Vector, one_thread
-from wima.storage.ring import CACHED
+from wima.storage.ring import CACHED, Ring
 from wima.storage.states import Buffers
 
 DEFAULT_K = 2  # 24 sums after 10,000 models; 3 would need 34
@@ -132,7 +130,7 @@ class BucketedWindow(Averager):
     def init(self, w: Vector) -> Buckets:
         return Buckets.start(w, self.k, self._longest(1))
 
-    def update(self, state: Buckets, w: Vector, past: Past) -> Buckets:
+    def update(self, state: Buckets, w: Vector, past: Ring) -> Buckets:
         return state.push(w, self._longest(state.models + 1))
 
     def value(self, state: Buckets) -> Vector:
@@ -208,7 +206,7 @@ class AutoWindow(Averager):
         window = there[_best(scores[allowed].tolist())]
         return state._replace(scores=scores, scored=scored, rounds=rounds, window=window)
 
-    def update(self, state: Choice, w: Vector, past: Past) -> Choice:
+    def update(self, state: Choice, w: Vector, past: Ring) -> Choice:
         longest = _longest(state.buckets.models + 1)
         return state._replace(buckets=state.buckets.push(w, longest))
 
@@ -248,7 +246,7 @@ class Window(Averager):
     def init(self, w: Vector) -> WindowSum:
         return WindowSum(w.to(torch.float64, copy=True), 0, w.dtype)
 
-    def update(self, state: WindowSum, w: Vector, past: Past) -> WindowSum:
+    def update(self, state: WindowSum, w: Vector, past: Ring) -> WindowSum:
         if state.seen == 0:
             state.total.zero_()
         state.total.add_(past.as_stored(w))  # exactly what will be subtracted

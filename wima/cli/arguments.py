@@ -26,6 +26,12 @@ Source = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings to override.")
 ]
+Paths = Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")]
+Metric = Annotated[str, typer.Option(help="The metric to show.")]
+Last = Annotated[int | None, typer.Option(help="Number of last rounds to average.")]
+Target = Annotated[
+    float | None, typer.Option(help="Count the rounds until this value, for example 0.8.")
+]
 NewFolder = Annotated[Path | None, typer.Option(help="Output folder; must not exist.")]
 ForcePicture = Annotated[
     bool, typer.Option("--force", help="Replace a picture that wima did not draw.")
@@ -40,15 +46,14 @@ class SettingsCommand(core.TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from wima.runs.mistakes import as_setting
-            from wima.runs.settings import NAMES
+            from wima.runs import mistakes, settings
 
             name, value = error.option_name, None
             for word, following in zip(words, [*words[1:], "-"], strict=True):
                 if word.partition("=")[0] == name:
                     value = word.partition("=")[2] or following
             missing = value is None or value.startswith("--") or value == "-"
-            message = as_setting(name, None if missing else value, NAMES)
+            message = mistakes.as_setting(name, None if missing else value, settings.NAMES)
             if message is None:
                 raise
             raise UsageError(message) from None

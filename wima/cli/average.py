@@ -2,83 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wima.cli.arguments import ForcePicture
 from wima.core.errors import EQUAL, check_equal_weights
-from wima.core.text import echo
+from wima.core.text import cell, echo, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from wima.model_files.advise import Row
 
 Files = Annotated[
     list[str], typer.Argument(metavar="CKPT", help="Files, folders or quoted patterns.")
 ]
-Out = Annotated[Path, typer.Option(help="Output file: .safetensors, .npz or .pt.")]
-WindowSize = Annotated[int, typer.Option(help="Number of files to average.")]
-Shape = Annotated[str, typer.Option(help="Removed.", hidden=True)]
-Ema = Annotated[float | None, typer.Option(help="Use an EMA with this decay instead of a window.")]
 Last = Annotated[int | None, typer.Option(help="Use only this many of the newest files.")]
 Every = Annotated[int, typer.Option(help="Use every k-th file, counting back from the newest.")]
 Order = Annotated[
     str, typer.Option(help="Sort by number (in names) or time (of modification); given: no sort.")
 ]
-Part = Annotated[
-    list[str] | None,
-    typer.Option(help="Average only tensors with matching names, such as 'head.*'."),
-]
 Key = Annotated[
     str | None, typer.Option(help="Key of the weights in PyTorch files, for example model.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
-Evaluate = Annotated[
-    str,
-    typer.Option(
-        "--eval",
-        help="A .py file with evaluate(path), or a command that prints the metric as its last "
-        "line; {} stands for the checkpoint file.",
-    ),
-]
-Minimize = Annotated[bool, typer.Option("--minimize", help="Lower values are better.")]
-Metric = Annotated[str | None, typer.Option(help="Name of the metric, if there are several.")]
-Windows = Annotated[
-    str | None, typer.Option(help="Window sizes.  [default: 1,2,5,10,20,50,... and all files]")
-]
-Decays = Annotated[
-    str | None, typer.Option(help="EMA decays; '' for none.  [default: 0.5,0.8,0.9,0.95,...]")
-]
-Ends = Annotated[int, typer.Option(help="End points: evaluate as if training had ended earlier.")]
-Apart = Annotated[int, typer.Option(help="Files between end points.")]
-Picture = Annotated[Path, typer.Option(help="PNG of the metric against the window.")]
 
 
 def average(
     files: Files,
-    out: Out,
-    window: WindowSize = 100,
-    shape: Shape = EQUAL,
-    ema: Ema = None,
+    out: Annotated[Path, typer.Option(help="Output file: .safetensors, .npz or .pt.")],
+    window: Annotated[int, typer.Option(help="Number of files to average.")] = 100,
+    shape: Annotated[str, typer.Option(help="Removed.", hidden=True)] = EQUAL,
+    ema: Annotated[
+        float | None, typer.Option(help="Use an EMA with this decay instead of a window.")
+    ] = None,
     last: Last = None,
     every: Every = 1,
     order: Order = "number",
-    part: Part = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="Average only tensors with matching names, such as 'head.*'."),
+    ] = None,
     key: Key = None,
-    force: Force = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
     """Average the last checkpoints: wima average 'run/*.pt' --out mean.pt"""
-    from wima.model_files.mean import Decay, Window, average_files
-    from wima.model_files.read import select
+    from wima.model_files import mean, read
 
     check_equal_weights("--shape", shape)
-    rule = Window(window) if ema is None else Decay(ema)
-    chosen = select(files, order, last, every)
+    rule = mean.Window(window) if ema is None else mean.Decay(ema)
+    chosen = read.select(files, order, last, every)
     options: dict[str, Any] = {"part": part or (), "key": key, "force": force}
     with _bar("averaging") as progress:
-        done = average_files(chosen, out, rule, progress=progress, **options)
+        done = mean.average_files(chosen, out, rule, progress=progress, **options)
     used = done.files
-    if isinstance(rule, Window) and window > len(used):
+    if ema is None and window > len(used):
         print(f"The window is {window}, but there are only {len(used)} checkpoints: all were used.")
     echo(f"{out}: {rule.name}, {len(used)} checkpoints, {used[0]} to {used[-1]},")
     print(f"{done.numbers:,} numbers in {done.tensors:,} tensors.")
@@ -86,41 +67,56 @@ def average(
 
 def advise(
     files: Files,
-    evaluate: Evaluate,
-    minimize: Minimize = False,
-    metric: Metric = None,
-    windows: Windows = None,
-    decays: Decays = None,
-    ends: Ends = 5,
-    apart: Apart = 1,
+    evaluate: Annotated[
+        str,
+        typer.Option(
+            "--eval",
+            help="A .py file with evaluate(path), or a command that prints the metric as its last "
+            "line; {} stands for the checkpoint file.",
+        ),
+    ],
+    minimize: Annotated[bool, typer.Option("--minimize", help="Lower values are better.")] = False,
+    metric: Annotated[
+        str | None, typer.Option(help="Name of the metric, if there are several.")
+    ] = None,
+    windows: Annotated[
+        str | None, typer.Option(help="Window sizes.  [default: 1,2,5,10,20,50,... and all files]")
+    ] = None,
+    decays: Annotated[
+        str | None, typer.Option(help="EMA decays; '' for none.  [default: 0.5,0.8,0.9,0.95,...]")
+    ] = None,
+    ends: Annotated[
+        int, typer.Option(help="End points: evaluate as if training had ended earlier.")
+    ] = 5,
+    apart: Annotated[int, typer.Option(help="Files between end points.")] = 1,
     last: Last = None,
     every: Every = 1,
     order: Order = "number",
     key: Key = None,
-    out: Picture = Path("advise.png"),
+    out: Annotated[Path, typer.Option(help="PNG of the metric against the window.")] = Path(
+        "advise.png"
+    ),
     force: ForcePicture = False,
 ) -> None:
     """Find the best window or EMA: wima advise 'run/*.pt' --eval evaluate.py"""
     from rich.console import Console
 
-    from wima.cli.advice import advice_table, draw_advice
-    from wima.model_files import advise as advice
-    from wima.model_files.advise import Evaluator
-    from wima.model_files.read import select
+    from wima.model_files import advise as advice, read
     from wima.storage.files import check_picture
 
     check_picture(out, force)
-    evaluator, chosen = Evaluator(evaluate, metric, echo), select(files, order, last, every)
+    evaluator = advice.Evaluator(evaluate, metric, echo)
+    chosen = read.select(files, order, last, every)
     rules = advice.candidates(len(chosen), windows, decays)
     points = advice.end_points(len(chosen), ends, apart)
     print(f"{len(chosen)} checkpoints, {len(rules)} candidates, {len(points)} end points.")
     with _bar("evaluating") as progress:
         rows = advice.advise(chosen, evaluator, rules, points, minimize, key, progress)
     name = evaluator.metric or "metric"
-    Console().print(advice_table(rows, name))
+    Console().print(_advice_table(rows, name))
     for line in advice.verdict(rows):
         echo(line)
-    draw_advice(rows, name, out, force)
+    _draw_advice(rows, name, out, force)
     echo(f"Picture: {out}")
 
 
@@ -134,3 +130,50 @@ def _bar(what: str) -> Iterator[Callable[[float], None]]:
     with progress_bar(what, TaskProgressColumn()) as bar:
         task = bar.add_task(what, total=1.0)
         yield lambda share: bar.update(task, completed=share)
+
+
+def _advice_table(rows: Sequence[Row], metric: str) -> Table:
+    """A row per candidate: mean and deviation over end points, gain over plain, its interval."""
+    from rich.table import Table
+
+    ends = len(rows[0].values)
+    table = Table(title=cell(f"{metric}, mean over {ends} end points"))
+    for heading in ("candidate", metric, "deviation", "gain", "±"):
+        table.add_column(cell(heading), justify="left" if heading == "candidate" else "right")
+    for row in rows:
+        plain = row is rows[0]
+        gain = "" if plain else f"{row.gain:+.5f}"
+        margin = "" if plain or ends == 1 else f"{row.margin:.5f}"
+        table.add_row(row.rule.name, f"{row.mean:.5f}", f"{row.deviation:.5f}", gain, margin)
+    return table
+
+
+def _draw_advice(rows: Sequence[Row], metric: str, path: Path, force: bool) -> None:
+    """Plot the metric against the window as a PNG; error bars: deviation over end points."""
+    from matplotlib.figure import Figure
+
+    from wima.model_files.mean import Decay
+    from wima.storage.files import save_picture
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    plain = rows[0]
+    axes.axhline(plain.mean, color="black", linewidth=0.9, label="plain")
+    low, high = plain.mean - plain.deviation, plain.mean + plain.deviation
+    axes.axhspan(low, high, color="black", alpha=0.08)
+    windows = [row for row in rows if not isinstance(row.rule, Decay)]
+    decays = [row for row in rows if isinstance(row.rule, Decay)]
+    label = "EMA, at the window of the same mean age"
+    for some, style, name in ((windows, "o-", "window"), (decays, "s--", label)):
+        if some := sorted(some, key=lambda row: row.rule.span):
+            spans, means = [row.rule.span for row in some], [row.mean for row in some]
+            axes.errorbar(spans, means, [row.deviation for row in some], fmt=style, label=name)
+    sizes = [int(row.rule.span) for row in windows]
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("window: models in the mean")
+    axes.set_ylabel(printable(metric), parse_math=False)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save_picture(figure, path, force)

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wima.cli.arguments import Source
+from wima.cli.arguments import Overrides, Source
 from wima.core.errors import RunError, check, unknown
+from wima.core.measure import Measure
+from wima.core.signals import Interrupted
 from wima.core.text import cell, command_line, echo
 
 if TYPE_CHECKING:
-    from wima.experiments.plan import Job
-    from wima.experiments.sheet import Sheet
-    from wima.experiments.slurm import Resources
-    from wima.experiments.sweep import Runs
-    from wima.experiments.tune import Objective
+    from wima.experiments import plan, sheet as sheets, slurm, sweep as sweeps, tune as trial
 
 Seeds = Annotated[str | None, typer.Option(help="Seeds, for example 0,1,2 or 0-4.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Parallel runs.  [default: one per core]")]
+Grid = Annotated[list[str] | None, typer.Option(help="An axis: key=value,value; may be repeated.")]
 
 
-class Execution(NamedTuple):
+def _of_slurm(meaning: str, least: int | None = 1) -> Any:
+    return typer.Option(min=least, help=f"With --slurm: {meaning}")
+
+
+@dataclass(frozen=True)
+class Execution:
     """How the runs of a sheet are executed: options of `wima paper` and `wima sweep`."""
 
     jobs: Jobs = None
@@ -36,50 +41,28 @@ class Execution(NamedTuple):
     )
     slurm: Annotated[bool, typer.Option("--slurm", help="Run as a SLURM array job.")] = False
     # The fields of `Resources`:
-    partition: Annotated[str | None, typer.Option(help="With --slurm: the partition.")] = None
-    time: Annotated[
-        int | None, typer.Option(min=5, help="With --slurm: minutes per job.  [default: 60]")
-    ] = None
-    cpus: Annotated[
-        int | None, typer.Option(min=1, help="With --slurm: cores per run.  [default: 1]")
-    ] = None
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="With --slurm: GPUs per run.  [default: none]")
-    ] = None
-    memory: Annotated[int | None, typer.Option(min=1, help="With --slurm: GB per run.")] = None
-    parallel: Annotated[int | None, typer.Option(min=1, help="With --slurm: parallel runs.")] = None
-
-    def resources(self) -> Resources | None:
-        """The resources of a SLURM job; None without --slurm."""
-        from wima.experiments.slurm import Resources
-
-        values = {name: getattr(self, name) for name in Resources._fields}
-        values = {name: value for name, value in values.items() if value is not None}
-        check(
-            self.slurm or not values, f"--{next(iter(values), '')} is for SLURM jobs; add --slurm."
-        )
-        return Resources(**values) if self.slurm else None
+    partition: Annotated[str | None, _of_slurm("the partition.", None)] = None
+    time: Annotated[int | None, _of_slurm("minutes per job.  [default: 60]", 5)] = None
+    cpus: Annotated[int | None, _of_slurm("cores per run.  [default: 1]")] = None
+    gpus: Annotated[int | None, _of_slurm("GPUs per run.  [default: none]")] = None
+    memory: Annotated[int | None, _of_slurm("GB per run.")] = None
+    parallel: Annotated[int | None, _of_slurm("parallel runs.")] = None
 
 
 def with_execution_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with the fields of `Execution` as options, in place of its argument `how`."""
-    fields = get_type_hints(Execution, include_extras=True)
+    fields = signature(Execution, eval_str=True).parameters
 
     @wraps(command)
     def command_with_options(**values: Any) -> None:
         how = Execution(**{name: values.pop(name) for name in fields})
         command(**values, how=how)
 
-    parameters = dict(signature(command, eval_str=True).parameters)
-    del parameters["how"]
-    for name, hint in fields.items():
-        default = Execution._field_defaults[name]
-        parameters[name] = Parameter(
-            name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=hint
-        )
+    own = signature(command, eval_str=True)
+    parameters = [p for p in (*own.parameters.values(), *fields.values()) if p.name != "how"]
     # typer reads these instead of the function's own.
-    command_with_options.__signature__ = Signature([*parameters.values()])  # type: ignore[attr-defined]
-    command_with_options.__annotations__ = {n: p.annotation for n, p in parameters.items()}
+    command_with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command_with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return command_with_options
 
 
@@ -99,70 +82,59 @@ def paper(
     how: Execution,
 ) -> None:
     """Run the missing runs of a table or figure of the paper; without a name, list them."""
-    from wima.experiments.plan import expand, experiments, find_experiment, scales
+    from wima.experiments import plan
 
     if name is None:
-        for label, experiment in experiments().items():
+        for label, experiment in plan.experiments().items():
             print(f"{label:<14} {experiment.shown or 'ours':<9} {experiment.title}")
         return
-    from wima.experiments.grid import parse_seeds  # imported here: the list need not wait for torch
-
-    resources = how.resources()
-    label, experiment = find_experiment(name)
-    if scale not in scales():
-        raise unknown("scale", scale, scales())
-    listed = parse_seeds(seeds) if seeds else scales()[scale].seeds
+    label, experiment = plan.find_experiment(name)
+    scales = plan.scales()
+    if scale not in scales:
+        raise unknown("scale", scale, scales)
+    listed = plan.parse_seeds(seeds) if seeds else scales[scale].seeds
     names = only.split(",") if only else []
-    sheet, runs = expand(label, experiment, scale, scales()[scale], listed, command_line(), names)
-    execute(sheet, runs, how.out or Path("runs") / scale, how, resources)
+    command = command_line()
+    sheet, runs = plan.expand(label, experiment, scale, scales[scale], listed, command, names)
+    execute(sheet, runs, how.out or Path("runs") / scale, how)
 
 
 @with_execution_options
 def sweep(
     source: Source,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings for all runs.")
-    ] = None,
-    grid: Annotated[
-        list[str] | None, typer.Option(help="An axis: key=value,value; may be repeated.")
-    ] = None,
+    overrides: Overrides = None,
+    grid: Grid = None,
     seeds: Seeds = None,
     name: Annotated[str, typer.Option(help="Name of the table in reports.")] = "sweep",
     *,
     how: Execution,
 ) -> None:
     """Run a grid of settings for several seeds: wima sweep digits --grid lr=0.1,0.05 --seeds 0-2"""
-    from wima.experiments.grid import expand_grid, parse_seeds
+    from wima.experiments.plan import expand_grid, parse_seeds
 
-    resources = how.resources()
     listed = parse_seeds(seeds or "0")
     sheet, runs = expand_grid(name, source, overrides or [], grid or [], listed, command_line())
-    execute(sheet, runs, how.out or Path("runs") / name, how, resources)
+    execute(sheet, runs, how.out or Path("runs") / name, how)
 
 
-def execute(
-    sheet: Sheet,
-    runs: list[Job],
-    folder: Path,
-    how: Execution,
-    resources: Resources | None = None,
-) -> None:
+def execute(sheet: sheets.Sheet, runs: list[plan.Job], folder: Path, how: Execution) -> None:
     """Execute the missing runs of a sheet and show their progress."""
-    from wima.core.signals import Interrupted
-    from wima.experiments.slurm import RemoteRuns, check_available, missing, script
-    from wima.experiments.sweep import states_of
+    from wima.experiments import slurm, sweep as sweeps
 
-    submits = resources is not None and not how.watch
+    options = {name: getattr(how, name) for name in slurm.Resources._fields}
+    options = {name: value for name, value in options.items() if value is not None}
+    check(how.slurm or not options, f"--{next(iter(options), '')} is for SLURM jobs; add --slurm.")
+    resources = slurm.Resources(**options)
+    submits, here = how.slurm and not how.watch, not (how.slurm or how.watch)
     if submits:
         check(how.jobs is None, "--jobs is for this machine; with --slurm, use --parallel.")
-        check_available()
-    here = resources is None and not how.watch
+        slurm.check_available()
     if how.dry_run:
-        states = states_of(runs, folder) if here else RemoteRuns(runs, folder).states
-        for state in states:
+        remote = None if here else slurm.RemoteRuns(runs, folder)
+        for state in remote.states if remote else sweeps.states_of(runs, folder):
             echo(f"{state.state:<11} {state.job.name}")
-        if submits and resources and (left := missing(runs, folder)):
-            echo(f"\n{script(len(left), folder, resources)}")
+        if submits and (left := slurm.missing(runs, folder)):
+            echo(f"\n{slurm.script(len(left), folder, resources)}")
         return
     progress = _started(sheet, runs, folder, how, resources)
     progress.follow()
@@ -176,34 +148,34 @@ def execute(
 
 
 def _started(
-    sheet: Sheet, runs: list[Job], folder: Path, how: Execution, resources: Resources | None
-) -> Runs:
+    sheet: sheets.Sheet,
+    runs: list[plan.Job],
+    folder: Path,
+    how: Execution,
+    resources: slurm.Resources,
+) -> sweeps.Runs:
     """The sheet's runs: on this machine, submitted to SLURM, or only watched."""
     from wima.core.machine import cores
-    from wima.experiments.sheet import write_sheet
-    from wima.experiments.slurm import RemoteRuns, missing, submit
-    from wima.experiments.sweep import Sweep
+    from wima.experiments import sheet as sheets, slurm, sweep as sweeps
 
     if how.watch:
         check(folder.is_dir(), f"The folder {folder} does not exist; there are no runs to watch.")
-    elif resources is None:
-        sweep = Sweep(runs, folder, how.jobs or cores())
-        write_sheet(sheet, folder)
-        return sweep
-    else:
-        left = missing(runs, folder)
-        if left:
-            submit(left, folder, resources)
-        write_sheet(sheet, folder)
-        echo(f"Submitted {len(left)} of {len(runs)} runs. Ctrl-C closes the table, not the jobs.")
-    return RemoteRuns(runs, folder)
+        return slurm.RemoteRuns(runs, folder)
+    if not how.slurm:
+        started = sweeps.Sweep(runs, folder, how.jobs or cores())
+        sheets.write_sheet(sheet, folder)
+        return started
+    left = slurm.missing(runs, folder)
+    if left:
+        slurm.submit(left, folder, resources)
+    sheets.write_sheet(sheet, folder)
+    echo(f"Submitted {len(left)} of {len(runs)} runs. Ctrl-C closes the table, not the jobs.")
+    return slurm.RemoteRuns(runs, folder)
 
 
 def tune(
     source: Source,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings for all trials.")
-    ] = None,
+    overrides: Overrides = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(help="An axis: key=value,value.  [default: the paper's grid]"),
@@ -223,8 +195,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="The folder for the runs.")] = Path("runs/tune"),
 ) -> None:
     """Find the best settings: wima tune digits --grid lr=0.1,0.05 or --space lr=0.01..1:log"""
-    from wima.core.measure import Measure
-    from wima.experiments.grid import expand_grid, parse_seeds
+    from wima.experiments.plan import expand_grid, parse_seeds
 
     check(not (grid and space), "Use --grid or --space, not both.")
     check(bool(space) or trials is None, "--trials is for --space; a grid has a trial per point.")
@@ -235,6 +206,7 @@ def tune(
     changes, sign, listed = overrides or [], Measure(metric).sign, parse_seeds(seeds or "0")
 
     from wima.experiments import tune as trial  # imported here: errors need not wait for torch
+    from wima.runs import settings
 
     if space:
         search = trial.Search(
@@ -248,9 +220,7 @@ def tune(
         trial.check_available()
         sheet, runs = trial.run_trials(search, out, trials or 20, objective)
     else:
-        from wima.runs.settings import load_settings
-
-        axes = grid or trial.paper_axes(load_settings(source, changes))
+        axes = grid or trial.paper_axes(settings.load_settings(source, changes))
         sheet, runs = expand_grid(trial.NAME, source, changes, axes, listed, command_line())
         objective = trial.objective_of(sheet, model, metric, sign)
         try:
@@ -260,15 +230,16 @@ def tune(
     _show_trials(sheet, runs, out, objective)
 
 
-def _show_trials(sheet: Sheet, jobs: list[Job], folder: Path, objective: Objective) -> None:
+def _show_trials(
+    sheet: sheets.Sheet, jobs: list[plan.Job], folder: Path, objective: trial.Objective
+) -> None:
     """Print the trials and write the settings of the best."""
     from rich.console import Console
     from rich.table import Table
 
-    from wima.core.measure import Measure
-    from wima.experiments.tune import OVER, best_of, results, write_best
+    from wima.experiments import tune as trial
 
-    trials, measure = list(results(sheet, folder, objective)), Measure(objective.metric)
+    trials, measure = list(trial.results(sheet, folder, objective)), Measure(objective.metric)
     span = f"mean over the last {sheet.last} rounds and over seeds"
     table = Table(title=cell(f"{objective.model}: {measure.title}, {span}"))
     for heading in ("trial", "settings", "state", "rounds", objective.metric):
@@ -276,11 +247,12 @@ def _show_trials(sheet: Sheet, jobs: list[Job], folder: Path, objective: Objecti
     for number, (point, state, rounds, value) in enumerate(trials, 1):
         table.add_row(*map(cell, (str(number), point, state, rounds, measure.number(value))))
     Console().print(table)
-    best = best_of(trials, objective)
+    best = trial.best_of(trials, objective)
     if best is None:
         raise RunError("No trial finished, so there is no best one.")
-    echo(f"Best: {best.point}. Run it: wima run {write_best(best, sheet, jobs, folder)}")
+    file = trial.write_best(best, sheet, jobs, folder)
+    echo(f"Best: {best.point}. Run it: wima run {file}")
     echo("It was chosen on the test data, so its result is optimistic.")
-    left = sum(result.state not in OVER for result in trials)
+    left = sum(result.state not in trial.OVER for result in trials)
     if left:
         raise RunError(f"{left} of {len(trials)} trials failed; the same command repeats them.")

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source, patch_typer
+from wima.cli import arguments, reports
+from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source
 from wima.cli.average import advise, average
-from wima.cli.compare import compare
 from wima.cli.data import app as data_app
 from wima.cli.experiments import paper, sweep, tune
-from wima.cli.flower import app as flower_app
 from wima.core.errors import RunError, UsageError
+from wima.core.signals import Interrupted
 from wima.core.text import echo
 from wima.core.version import __version__
 
 if TYPE_CHECKING:
     from wima.runs.settings import Settings
 
-patch_typer()
+arguments.patch_typer()
 app = typer.Typer(
     help="Federated learning on heterogeneous data, with window-based model averaging (WIMA).",
     no_args_is_help=True,
@@ -31,8 +31,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
-app.add_typer(flower_app, name="flower")
-for command in (paper, compare, average, advise):
+flower = typer.Typer(help="Run on Flower: see docs/flower.md.", no_args_is_help=True)
+app.add_typer(flower, name="flower")
+for command in (paper, reports.compare, average, advise):
     app.command()(command)
 app.command(cls=SettingsCommand)(sweep)
 app.command(cls=SettingsCommand)(tune)
@@ -61,27 +62,23 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0, out: NewFolder = None
 ) -> None:
     """Compare the window average with FedAvg on real digits, in under a minute."""
-    from wima.runs.folder import check_free, free_path
-    from wima.runs.settings import load_settings
+    from wima.runs import folder, settings
 
-    settings = load_settings("demo", [f"seed={seed}"])
-    path = out or free_path(Path("runs") / "demo")
-    check_free(path)
+    chosen = settings.load_settings("demo", [f"seed={seed}"])
+    path = out or folder.free_path(Path("runs") / "demo")
+    folder.check_free(path)
     print("FedAvg on 1,797 real digits: 100 clients with one digit each, 5 clients per round.")
     print("plain: the global model. wima50: the mean of the last 50 global models.")
     print("wima-auto: the mean of the last W; the clients' gradients choose W in every round.")
-    _run_and_show(settings, path)
+    _run_and_show(chosen, path)
 
 
 @app.command(cls=SettingsCommand)
 def run(source: Source, overrides: Overrides = None, out: NewFolder = None) -> None:
     """Run a preset or a settings file, for example: wima run digits lr=0.05 window=10,50"""
-    from wima.runs.settings import load_settings
+    from wima.runs import settings
 
-    settings = load_settings(source, overrides or [])
-    from wima.runs.launch import default_path  # imported here: errors need not wait for torch
-
-    _run_and_show(settings, out or default_path(settings))
+    _run_and_show(settings.load_settings(source, overrides or []), out)
 
 
 @app.command(cls=SettingsCommand)
@@ -90,11 +87,12 @@ def resume(
     overrides: Overrides = None,
 ) -> None:
     """Resume a run that was interrupted, killed or failed; the result is the same."""
-    from wima.cli.tables import show
-    from wima.runs import launch
+    from wima.cli import tables
+    from wima.runs import checkpoint, launch, run
 
-    if not launch.worked_to_resume(path, overrides or ()):
-        show(launch.resume(path, changes=overrides or ()), path)
+    changes = overrides or ()
+    if not launch.works_for_rank_0(checkpoint.settings_to_resume(run.read_run(path), changes)):
+        tables.show(launch.resume(path, changes=changes), path)
 
 
 @app.command()
@@ -106,9 +104,9 @@ def runs(
     """List runs with their state, progress and mean accuracy over the last rounds."""
     from rich.console import Console
 
-    from wima.cli.tables import runs_table
+    from wima.cli import tables
 
-    Console().print(runs_table(folder))
+    Console().print(tables.runs_table(folder))
 
 
 @app.command()
@@ -123,29 +121,7 @@ def track(
         echo(line)
 
 
-@app.command()
-def report(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
-    out: Annotated[Path, typer.Option(help="Output folder.")],
-    metric: Annotated[str, typer.Option(help="The metric to report.")] = "accuracy",
-    last: Annotated[int | None, typer.Option(help="Number of last rounds to average.")] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Count the rounds until this value, for example 0.8.")
-    ] = None,
-    notes: Annotated[
-        Path | None,
-        typer.Option(help="Notes in Markdown; sections titled like a data set go with it."),
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Replace an earlier report.")] = False,
-) -> None:
-    """Write tables, figures and a web page of runs, next to the paper's numbers if it has any."""
-    from wima.core.measure import Measure
-    from wima.report.write import write_report
-
-    done = write_report(paths, out, Measure(metric, last, target), force, notes)
-    for item in done.omitted:
-        echo(f"Left out {item.path}: {item.reason}", sys.stderr)
-    echo(f"{done.runs} runs, {len(done.tables)} tables. Open {out / 'index.html'}")
+app.command()(reports.report)
 
 
 def _kinds(incomplete: str) -> list[str]:
@@ -168,49 +144,56 @@ def list_(
         print(line)
 
 
-def _run_and_show(settings: Settings, path: Path) -> None:
-    from wima.cli.tables import show
-    from wima.runs.launch import is_worker_rank, launch, work_for_rank_0
+@flower.command("run", cls=SettingsCommand)
+def flower_run(
+    source: Source,
+    overrides: Overrides = None,
+    out: NewFolder = None,
+    robust: Annotated[bool, typer.Option(help="Ignore implausible updates.")] = True,
+    round_seconds: Annotated[float, typer.Option(help="Timeout for the replies of a round.")] = 600,
+) -> None:
+    """Run a preset or settings file as a Flower app on this machine, with one node per client."""
+    from wima.cli import tables
+    from wima.runs import folder, settings
 
-    if is_worker_rank(settings):
-        work_for_rank_0(settings)
-    else:
-        show(launch(settings, path), path)
+    chosen = settings.load_settings(source, overrides or [])
+    from wima.flower.app import nodes, server  # raises an error if Flower is not installed
+
+    path = out or folder.default_path(chosen)
+    options = nodes.Options(robust=robust, round_seconds=round_seconds)
+    tables.show(server.simulate(chosen, path, options), path)
+
+
+def _run_and_show(settings: Settings, path: Path | None) -> None:
+    from wima.cli import tables
+    from wima.runs import folder, launch
+
+    if not launch.works_for_rank_0(settings):
+        path = path or folder.default_path(settings)
+        tables.show(launch.launch(settings, path), path)
 
 
 def main() -> None:
     """Run the command line; the exit code is 2 for a user's mistake, 1 for a failed run."""
+
+    def interrupt_once(number: int, frame: FrameType | None) -> None:
+        """Handle the first Ctrl-C and ignore the rest, so that cleaning up is not interrupted."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt_once)
-    try:
-        _main()
-    except KeyboardInterrupt:
-        _end("Interrupted.", 130)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until Python has ended
-
-
-def _interrupt_once(number: int, frame: FrameType | None) -> None:
-    """Handle the first Ctrl-C and ignore the rest, so that cleaning up is not interrupted."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
-def _main() -> None:
+        signal.signal(signal.SIGINT, interrupt_once)
     try:
         app(prog_name="wima")
     except UsageError as error:
-        _end(f"Error: {error}", 2)
+        message, code = f"Error: {error}", 2
     except RunError as error:
-        _end(f"Error: {error}", 1)
-    except Exception as error:
-        from wima.core.signals import Interrupted
-
-        if not isinstance(error, Interrupted):
-            raise
-        _end(str(error), error.code)
-
-
-def _end(message: str, code: int) -> None:
+        message, code = f"Error: {error}", 1
+    except Interrupted as error:
+        message, code = str(error), error.code
+    except KeyboardInterrupt:
+        message, code = "Interrupted.", 130
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until Python has ended
     echo(message, sys.stderr)
     sys.exit(code)

@@ -13,7 +13,6 @@ from wima.core.errors import UsageError, check
 from wima.core.statistics import LAST
 from wima.core.text import cell, echo
 from wima.runs.folder import run_folders
-from wima.runs.record import rows_of
 from wima.runs.run import Ending, Run, ending, read_run, state_of, summarize
 
 SCORED = f"test accuracy %, mean over the last {LAST} rounds (short runs: the last quarter)"
@@ -23,7 +22,7 @@ def show(run: Run, path: Path) -> None:
     """Print the table of a finished run, and plot its curves into its folder."""
     from wima.runs.summary import draw_curves  # here: `wima runs` needs no numpy
 
-    draw_curves(run, path / "curves.png")
+    draw_curves(run.curves, run.title, path / "curves.png")
     Console().print(summarize(run))
     echo(f"Records: {path / 'records.jsonl'}")
     echo(f"Picture: {path / 'curves.png'}")
@@ -51,7 +50,7 @@ def runs_table(folder: Path) -> Table:
 def _means(end: Ending) -> tuple[str, str]:
     """The mean of the plain model, and the highest mean of an average with its name."""
     try:
-        rows = rows_of(end.curves, end.last)
+        rows = end.curves.rows(end.last)
         means = {row.model: row.mean for row in rows if not isnan(row.mean)}
     except KeyError:  # accuracy was not measured
         means = {}

@@ -7,8 +7,6 @@ The cache is `$WIMA_DATA`, or a folder in the user's own cache.  A folder under 
 it is written under another name and then renamed.  Arrays are mapped from disk.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -22,18 +20,20 @@ from rich.progress import DownloadColumn
 
 from wima.core.errors import UsageError, check
 from wima.core.progress import progress_bar
-from wima.data.federated import Array, check_labels, numbered, open_mapped
+from wima.data.federated import Array, check_labels, numbered, open_mapped, read_meta
 from wima.data.transform import Transform
-from wima.storage.files import digest, read_text, written
+from wima.storage.files import digest, written
 
 
 class Remote(NamedTuple):
     """A published file."""
 
-    name: str
     url: str
     digest: str | None = None  # "md5:..." or "sha256:..."
-    size: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
 
 
 class RawData(NamedTuple):
@@ -45,7 +45,7 @@ class RawData(NamedTuple):
     y_test: Array
     classes: int
     clients: Array | None = None  # the client of each training example, if the data set defines it
-    groups: Array | None = None  # coarse labels of the training examples
+    groups: Array | None = None  # coarse labels of the training examples, for our own split
     test_clients: Array | None = None  # the client of each test example
 
 
@@ -54,7 +54,6 @@ class DataSet:
     """A public data set: where its files are, how to read them, how models see it."""
 
     name: str
-    terms: str
     files: tuple[Remote, ...]
     read: Callable[[Path], RawData]  # a file or folder -> arrays
     transform: Callable[..., Transform]
@@ -85,23 +84,17 @@ def raw(name: str) -> Path:
 
 
 class _Bar:
-    """A rich progress bar with the four methods that pooch calls."""
+    """A progress bar for pooch, which sets `total` at the start."""
+
+    total: float | None = None
 
     def __init__(self, name: str) -> None:
         self._progress = progress_bar(name, DownloadColumn(), width=40)
         self._task = self._progress.add_task(name, total=None)
         self._progress.start()
 
-    @property
-    def total(self) -> float | None:
-        return self._progress.tasks[0].total
-
-    @total.setter
-    def total(self, value: float) -> None:
-        self._progress.update(self._task, total=value)
-
     def update(self, amount: int) -> None:
-        self._progress.update(self._task, advance=amount)
+        self._progress.update(self._task, total=self.total, advance=amount)
 
     def reset(self) -> None:
         self._progress.reset(self._task)
@@ -119,38 +112,32 @@ def fetch(name: str, files: tuple[Remote, ...], expects: str, remark: str = "") 
 
     folder = raw(name)
     for remote in files:
-        if is_intact(folder / remote.name, remote):
+        if is_intact(folder / remote.name, remote.digest):
             continue
         bar: Any = _Bar(remote.name)
         web = pooch.HTTPDownloader(progressbar=bar, timeout=30)
         try:
             pooch.retrieve(remote.url, remote.digest, remote.name, folder, downloader=web)
-            continue
-        except OSError as error:  # errors of the network are OSErrors too
-            problem = f"cannot be downloaded: {error}"
-        except ValueError as error:  # a wrong checksum
-            problem = f"is not the published file: {error}"
+        except (OSError, ValueError) as error:
+            is_other = not isinstance(error, OSError)  # which errors of the network are too
+            problem = "is not the published file" if is_other else "cannot be downloaded"
+            raise UsageError(
+                f"{remote.url} {problem}: {error}\nWithout network access: download {expects} on "
+                f"another machine, then copy it to {folder} or run `wima data import {name} PATH`."
+                + f"\n{remark}"
+                * bool(remark)
+            ) from None
         finally:
             bar.close()
-        raise UsageError(
-            f"{remote.url} {problem}\nWithout network access: download {expects} on another "
-            f"machine, then copy it to {folder} or run `wima data import {name} PATH`."
-            + f"\n{remark}"
-            * bool(remark)
-        )
     return folder
 
 
-def is_intact(path: Path, remote: Remote) -> bool:
-    """Whether the file exists, with the published size and checksum."""
-    if not path.is_file():
-        return False
-    if remote.size is not None and path.stat().st_size != remote.size:
-        return False
-    if remote.digest is None:
-        return True
-    algorithm, _, published = remote.digest.rpartition(":")
-    return digest(path, algorithm or "sha256") == published
+def is_intact(path: Path, published: str | None) -> bool:
+    """Whether the file exists, with the published checksum ("md5:..."), if there is one."""
+    if published is None or not path.is_file():
+        return path.is_file()
+    algorithm, _, expected = published.partition(":")
+    return digest(path, algorithm) == expected
 
 
 def open_sqlite(path: Path) -> sqlite3.Connection:
@@ -171,10 +158,14 @@ def prepare(dataset: DataSet, source: Path) -> Path:
         raise UsageError(
             f"{source}: damaged, or not {dataset.expects}: {reason}; download it again."
         ) from None
-    final = ready(dataset.name)
-    with written(final, folder=True, over=True, kind=UsageError) as draft:
+    with written(ready(dataset.name), folder=True, over=True, kind=UsageError) as draft:
         _write(data, draft)
-    return final
+    return ready(dataset.name)
+
+
+def fetch_and_prepare(dataset: DataSet) -> Path:
+    """Download a data set and store its arrays."""
+    return prepare(dataset, fetch(dataset.name, dataset.files, dataset.expects, dataset.remark))
 
 
 def check_raw_data(data: RawData, source: Path) -> None:
@@ -184,10 +175,7 @@ def check_raw_data(data: RawData, source: Path) -> None:
         where = f"{source}: {kind} data"
         check(len(x) > 0, f"{where} have no examples.")
         check(len(x) == len(y), f"{where} have {len(x)} examples but {len(y)} labels.")
-        try:
-            check_labels(y, data.classes, "label")
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from None
+        check_labels(y, data.classes, f"{where}: label")
 
 
 def _write(data: RawData, folder: Path) -> None:
@@ -199,8 +187,7 @@ def _write(data: RawData, folder: Path) -> None:
     if data.clients is not None:
         unique, client, sizes = np.unique(data.clients, return_inverse=True, return_counts=True)
         order = np.argsort(client, kind="stable")
-        for key in set(arrays) & {"x", "y", "groups"}:
-            arrays[key] = arrays[key][order]
+        arrays |= {"x": data.x[order], "y": data.y[order]}
         arrays["offsets"] = np.concatenate([[0], np.cumsum(sizes)])
         names = [str(name) for name in unique]
         if data.test_clients is not None:
@@ -223,26 +210,9 @@ def open_ready(name: str) -> Ready:
     """Map a data set's arrays, read-only."""
     folder = ready(name)
     try:
-        meta = _meta(folder)
-        arrays = {key: open_mapped(folder / f"{key}.npy") for key in meta["sha256"]}
-    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        meta = read_meta(folder, "classes", "names", "sha256")
+        return Ready({key: open_mapped(folder / f"{key}.npy") for key in meta["sha256"]}, meta)
+    except UsageError as error:
         raise UsageError(
             f"The data cache {folder} is damaged ({error}); remove the folder and try again."
         ) from None
-    return Ready(arrays, meta)
-
-
-def damaged(name: str) -> list[str]:
-    """The files of a data set's cache that have changed since they were written."""
-    folder = ready(name)
-    changed = []
-    for key, expected in _meta(folder)["sha256"].items():
-        path = folder / f"{key}.npy"
-        if not path.is_file() or digest(path) != expected:
-            changed.append(str(path))
-    return changed
-
-
-def _meta(folder: Path) -> dict[str, Any]:
-    meta = json.loads(read_text(folder / "meta.json"))
-    return {"classes": int(meta["classes"]), "names": meta["names"], "sha256": dict(meta["sha256"])}

@@ -62,11 +62,10 @@ class FederatedData:
             "x and y must each have one row per example, got shapes "
             f"{self.x.shape} and {self.y.shape}.",
         )
-        _check_offsets(self.offsets, len(self.x))
-        object.__setattr__(self, "offsets", self.offsets.astype(np.int64))
         if self.names is not None:
             object.__setattr__(self, "names", as_names(self.names).astype(str))
-        _check_clients(self.sizes, self.names)
+        _check_clients(self.offsets, len(self.x), self.names)
+        object.__setattr__(self, "offsets", self.offsets.astype(np.int64))
         if self.classes is not None:
             check(
                 is_integer(self.classes) and self.classes > 0,
@@ -91,7 +90,7 @@ class FederatedData:
         Examples keep their order within a client; those of client number -1 are left out.  Without
         `num_clients`, the clients are those that occur.
         """
-        x, y, clients = as_array(x, "x"), as_array(y, "y"), as_names(as_array(clients, "clients"))
+        x, y, clients = as_array(x, "x"), as_array(y, "y"), as_names(clients)
         check(
             x.shape[:1] == y.shape[:1] == clients.shape,
             "x, y and clients must each have one row per example, got shapes "
@@ -108,7 +107,6 @@ class FederatedData:
 
     @property
     def num_clients(self) -> int:
-        """The number of clients."""
         return len(self.offsets) - 1
 
     @property
@@ -142,7 +140,7 @@ class FederatedData:
         names = None if self.names is None else np.asarray(self.names).tolist()
         with written(target, folder=True) as draft:
             for field in ("x", "y", "offsets"):
-                np.save(draft / f"{field}.npy", getattr(self, field), allow_pickle=False)
+                np.save(draft / f"{field}.npy", getattr(self, field))
             meta = {"names": names, "classes": self.classes}
             (draft / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
@@ -150,8 +148,8 @@ class FederatedData:
     def open(cls, folder: str | os.PathLike[str]) -> FederatedData:
         """Map a saved folder: the arrays are read-only, and read from disk when used."""
         path = Path(folder)
-        meta = _read_meta(path / "meta.json")
-        x, y, offsets = (_read_array(path / f"{field}.npy") for field in ("x", "y", "offsets"))
+        meta = read_meta(path, "names", "classes")
+        x, y, offsets = (open_mapped(path / f"{field}.npy") for field in ("x", "y", "offsets"))
         try:
             return cls(x, y, np.array(offsets), meta["names"], meta["classes"])
         except UsageError as error:
@@ -159,13 +157,7 @@ class FederatedData:
 
 
 class Bundle(NamedTuple):
-    """A data set ready for training and testing.
-
-    Examples:
-        >>> from wima.data.sets.digits import digits
-        >>> digits(num_clients=20, alpha=0.0).train.num_clients
-        20
-    """
+    """A data set ready for training and testing."""
 
     train: FederatedData
     x_test: Array
@@ -212,17 +204,14 @@ def as_array(values: Any, field: str) -> Array:
         array = values.detach().cpu().numpy() if tensor else np.asanyarray(values)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{field} must be a plain array: {error}") from None
-    if array.dtype == object:
-        check(field == "clients", f"{field} must be an array of numbers, got Python objects.")
+    fits = array.dtype != object or field == "clients"
+    check(fits, f"{field} must be an array of numbers, got Python objects.")
     return array  # type: ignore[no-any-return]
 
 
 def as_names(clients: npt.ArrayLike) -> npt.NDArray[Any]:
     """One name per example, as an array of integers or of text."""
-    try:
-        names = np.asarray(clients)
-    except ValueError as error:  # lists of unequal length
-        raise UsageError(f"client names must be a list: {error}") from None
+    names = as_array(clients, "clients")
     check(
         names.ndim == 1 and names.size > 0,
         f"client names must be a non-empty list, one per example, got shape {names.shape}.",
@@ -233,10 +222,7 @@ def as_names(clients: npt.ArrayLike) -> npt.NDArray[Any]:
         names = names.astype(str)
     if names.dtype.kind == "S":  # as HDF5 stores text
         names = np.char.decode(names, "utf-8", "replace")
-    check(
-        names.dtype.kind in "iuUT",
-        f"client names must be text or integers, got {names.dtype}.",
-    )
+    check(names.dtype.kind in "iuUT", f"client names must be text or integers, got {names.dtype}.")
     return names
 
 
@@ -266,57 +252,36 @@ def check_labels(y: Array, classes: int, field: str, rows: Ids | None = None) ->
         )
 
 
-def _check_offsets(offsets: Array, n: int) -> None:
+def _check_clients(offsets: Array, n: int, names: Array | Sequence[str] | None) -> None:
+    """Raise unless the offsets of n examples give every client at least one."""
     check(
         offsets.ndim == 1 and offsets.dtype.kind in "iu",
         f"offsets must be a list of integers, got {offsets.dtype} of shape {offsets.shape}.",
     )
-    check(len(offsets) > 1, "The data has no clients: offsets must have at least two entries.")
-    first, last = int(offsets[0]), int(offsets[-1])
-    check(first == 0, f"offsets must start at 0, got {first}.")
-    check(last == n, f"offsets must end at the number of examples, {n}, got {last}.")
-    falls = offsets[1:] < offsets[:-1]
-    if falls.any():
-        at = int(np.argmax(falls))
-        raise UsageError(
-            f"offsets must be increasing, got {offsets[at]} before {offsets[at + 1]} at index {at}."
-        )
-
-
-def _check_clients(sizes: Ids, names: Array | Sequence[str] | None) -> None:
+    count, offsets = len(offsets) - 1, offsets.astype(np.int64)
+    check(count > 0, "The data has no clients: offsets must have at least two entries.")
+    check(offsets[0] == 0, f"offsets must start at 0, got {offsets[0]}.")
+    check(offsets[-1] == n, f"offsets must end at the number of examples, {n}, got {offsets[-1]}.")
     if names is not None:
-        check(
-            len(names) == len(sizes),
-            f"names must have one entry per client, {len(sizes)}, got {len(names)}.",
-        )
-    if (sizes == 0).any():
-        i = int(np.argmin(sizes))
-        name = "" if names is None else f" ({str(names[i])!r})"
-        raise UsageError(
-            f"client {i}{name} has no examples: every client needs at least one; "
-            "leave the client out or lower the number of clients."
-        )
+        got = len(names)
+        check(got == count, f"names must have one entry per client, {count}, got {got}.")
+    i = int(np.argmin(np.diff(offsets)))  # the smallest client
+    low, high, name = offsets[i], offsets[i + 1], "" if names is None else f" ({str(names[i])!r})"
+    check(low <= high, f"offsets must be increasing, got {low} before {high} at index {i}.")
+    check(
+        low < high,
+        f"client {i}{name} has no examples: every client needs at least one; leave the client out "
+        "or lower the number of clients.",
+    )
 
 
 def _numbered(clients: Array, num_clients: int | None) -> tuple[Ids, Ids, Array | None]:
     """The examples to keep, their clients numbered from 0, and the clients' names."""
-    kept = np.arange(len(clients))
-    if clients.dtype.kind in "iu":
-        _check_ids(clients, num_clients)
-        kept = np.flatnonzero(clients >= 0)
-        check(len(kept) > 0, "The data has no clients: the client of every example is -1.")
-        clients = clients[kept]
-    if num_clients is not None:
-        check(clients.dtype.kind in "iu", "With num_clients, clients must be integers, got text.")
-        return kept, clients.astype(np.int64), None
-    names, ids = np.unique(clients, return_inverse=True)
-    plain = names.dtype.kind in "iu" and names[-1] == len(names) - 1
-    return kept, ids.astype(np.int64), None if plain else names
-
-
-def _check_ids(clients: Array, num_clients: int | None) -> None:
-    wrong = clients < -1
-    expected = "0 or more"
+    if clients.dtype.kind not in "iu":
+        check(num_clients is None, "With num_clients, clients must be integers, got text.")
+        names, ids = np.unique(clients, return_inverse=True)
+        return np.arange(len(clients)), ids.astype(np.int64), names
+    wrong, expected = clients < -1, "0 or more"
     if num_clients is not None:
         check(
             is_integer(num_clients) and 1 <= num_clients <= len(clients),
@@ -325,34 +290,29 @@ def _check_ids(clients: Array, num_clients: int | None) -> None:
         )
         wrong |= clients >= num_clients
         expected = f"in 0..{num_clients - 1}"
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise UsageError(
-            f"clients must be {expected}, or -1 for examples to leave out, "
-            f"got {clients[at]} at index {at}."
-        )
+    at = int(np.argmax(wrong))
+    check(
+        not wrong[at],
+        f"clients must be {expected}, or -1 for examples to leave out, "
+        f"got {clients[at]} at index {at}.",
+    )
+    kept = np.flatnonzero(clients >= 0)
+    check(len(kept) > 0, "The data has no clients: the client of every example is -1.")
+    if num_clients is not None:
+        return kept, clients[kept].astype(np.int64), None
+    names, ids = np.unique(clients[kept], return_inverse=True)
+    return kept, ids.astype(np.int64), None if names[-1] == len(names) - 1 else names
 
 
-def _read_array(path: Path) -> Array:
-    check(path.is_file(), f"{path} is missing: a data folder holds {', '.join(_FILES)}.")
-    try:
-        return open_mapped(path)
-    except (ValueError, OSError, EOFError) as error:
-        raise UsageError(f"{path} must be an array written by save(): {error}") from None
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    check(path.is_file(), f"{path} is missing: a data folder holds {', '.join(_FILES)}.")
+def read_meta(folder: Path, *keys: str) -> dict[str, Any]:
+    """These entries of a folder's meta.json."""
+    path = folder / "meta.json"
     try:
         meta = json.loads(read_text(path))
-    except (ValueError, OSError) as error:
-        raise UsageError(f"{path} must be JSON written by save(): {error}") from None
-    good = isinstance(meta, dict) and {"names", "classes"} <= meta.keys()
-    check(good, f"{path} must hold 'names' and 'classes', got {meta!r:.80}.")
-    return dict(meta)
+        return {key: meta[key] for key in keys}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{path} must be JSON with {' and '.join(keys)}: {error}") from None
 
-
-_FILES = ("x.npy", "y.npy", "offsets.npy", "meta.json")
 
 LARGE = 64 * 2**20  # bytes; smaller arrays may stay in memory
 AROUND = 2 * 2**20  # bytes: the most that Linux maps around an address that is read, aligned
@@ -363,8 +323,8 @@ def open_mapped(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """Map an .npy file; writing to the array is an error, since it would not change the file."""
     try:
         array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (SyntaxError, tokenize.TokenError) as error:  # numpy's, for damaged headers
-        raise ValueError(f"{type(error).__name__}: {error}") from None
+    except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:
+        raise UsageError(f"{path} must be an array that numpy.save wrote: {error}") from None
     if isinstance(array, np.memmap):
         array.flags.writeable = False
         keep_file(array)

@@ -1,7 +1,5 @@
 """Hugging Face data sets with a column that names each example's client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

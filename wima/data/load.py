@@ -1,21 +1,18 @@
 """Load a data set by name, split among clients and ready for training."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from wima.core.errors import UsageError, check, unknown
-from wima.data.cache import DataSet, Ready, fetch, open_ready, prepare, raw, ready
+from wima.core.errors import check, unknown
+from wima.data.cache import DataSet, Ready, fetch_and_prepare, open_ready, ready
 from wima.data.federated import Bundle, FederatedData
-from wima.data.files import load_folder, load_npz
+from wima.data.files import load_files
 from wima.data.sets import check_name, is_folder
 from wima.data.sets.cifar import CIFAR10, CIFAR100, PAM
 from wima.data.sets.digits import CLIENTS, digits
 from wima.data.sets.femnist import FEMNIST
-from wima.data.sets.landmarks import fetch_split, load_landmarks
+from wima.data.sets.landmarks import load_landmarks
 from wima.data.sets.shakespeare import SHAKESPEARE
 from wima.data.split import PACHINKO, assign
 
@@ -42,25 +39,26 @@ def load(
     """
     check_name(name)
     check(alpha is None or split is None, "Give alpha or split, not both: either sets the clients.")
-    folder = is_folder(name)
-    if folder or name.endswith(".npz") or name in OWN_CLIENTS:
+    is_own = name.endswith(".npz") or is_folder(name)
+    if is_own or name in OWN_CLIENTS:
         check(
             alpha is None and split is None,
             f"{name} defines its own clients; alpha and split cannot be set. If a preset sets "
             "alpha, add alpha=none.",
         )
         check(clients is None, f"{name} defines its own clients; their number cannot be set.")
-    if folder or name.endswith(".npz"):
-        return load_folder(name) if folder else load_npz(name)
+    if is_own:
+        return load_files(name)
     if name == "landmarks":
-        return _landmarks(options)
+        _check_options(name, options, load_landmarks)
+        return load_landmarks(**options)
     if clients is None:
         clients = PACHINKO_CLIENTS if split == PACHINKO else CLIENTS
     if name == "digits":
-        _check_options(name, options, [])
+        _check_options(name, options, lambda: None)
         return digits(clients, 0.0 if alpha is None else alpha, seed, split)
     dataset = PUBLIC[name]
-    _check_options(name, options, _optional(dataset.transform))
+    _check_options(name, options, dataset.transform)
     transform = dataset.transform(**options)
     arrays, meta = opened(dataset)
     x, y, classes = arrays["x"], arrays["y"], int(meta["classes"])
@@ -69,44 +67,21 @@ def load(
     else:
         owner = assign(y, clients, alpha, seed, split, arrays.get("groups"))
         train = FederatedData.from_arrays(x, y, owner, classes=classes)
-    return Bundle(
-        train,
-        arrays["x_test"],
-        arrays["y_test"],
-        classes,
-        transform=transform,
-        kind=dataset.kind,
-        test_clients=arrays.get("test_clients"),
-    )
+    x_test, y_test, owners = arrays["x_test"], arrays["y_test"], arrays.get("test_clients")
+    return Bundle(train, x_test, y_test, classes, transform, dataset.kind, owners)
 
 
 def opened(dataset: DataSet) -> Ready:
     """A data set's arrays: from the cache, from downloaded files, or from the network."""
     if not ready(dataset.name).is_dir():
-        prepare(dataset, fetch(dataset.name, dataset.files, dataset.expects, dataset.remark))
+        fetch_and_prepare(dataset)
     return open_ready(dataset.name)
 
 
-def _landmarks(options: dict[str, Any]) -> Bundle:
-    """Landmarks; the paths of the split and the images are options, or in the cache."""
-    split, images = options.pop("split_file", None), options.pop("images", None)
-    if not all(isinstance(path, str | None) for path in (split, images)):
-        raise UsageError(f"images and split_file must be paths, got {images!r} and {split!r}.")
-    _check_options("landmarks", options, _optional(load_landmarks))
-    return load_landmarks(
-        Path(split).expanduser() if split else fetch_split(),
-        Path(images).expanduser() if images else raw("landmarks") / "train",
-        **options,
-    )
-
-
-def _optional(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's arguments that have defaults."""
+def _check_options(name: str, options: dict[str, Any], function: Callable[..., Any]) -> None:
+    """Raise unless the options are parameters of the function that have defaults."""
     parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.default is not inspect.Parameter.empty]
-
-
-def _check_options(name: str, options: dict[str, Any], known: list[str]) -> None:
+    known = [p.name for p in parameters if p.default is not inspect.Parameter.empty]
     for option in options:
         if option not in known:
             raise unknown(f"option of data set {name}", option, known or ["(it has none)"])

@@ -1,10 +1,8 @@
 """The work of `wima data`: list, fetch, verify, import and show data sets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -13,21 +11,17 @@ from wima.core.text import printable
 from wima.data.cache import (
     DataSet,
     cache,
-    damaged,
-    fetch,
+    fetch_and_prepare,
     is_intact,
     open_ready,
     prepare,
     raw,
     ready,
 )
-from wima.data.federated import Array, FederatedData
+from wima.data.federated import Array, FederatedData, read_meta
 from wima.data.load import PUBLIC, load
 from wima.data.sets import SUMMARIES
 from wima.storage.files import check_picture, save_picture
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 LINES, TOP = 8, 6  # clients in a table, and labels of each
 CLIENTS, LABELS, NAMES = 100, 100, 20  # of the picture: columns; rows and columns with captions
@@ -63,16 +57,15 @@ def _state(name: str) -> tuple[str, str]:
 
 def fetch_data(name: str) -> Path:
     """Download, check and read a data set."""
-    dataset = public(name)
-    return prepare(dataset, fetch(name, dataset.files, dataset.expects, dataset.remark))
+    return fetch_and_prepare(public(name))
 
 
 def import_data(name: str, path: Path) -> Path:
     """Read a local copy of the publisher's files."""
     dataset = public(name)
     for remote in dataset.files:
-        fits = path.name != remote.name or not path.is_file() or is_intact(path, remote)
-        check(fits, f"{path}: checksum or size differs from the published file; download it again.")
+        fits = path.name != remote.name or not path.is_file() or is_intact(path, remote.digest)
+        check(fits, f"{path}: its checksum is not the published one; download it again.")
     return prepare(dataset, path)
 
 
@@ -83,16 +76,17 @@ def verify_data(name: str) -> Iterator[str]:
     for remote in dataset.files:
         path = raw(name) / remote.name
         if path.exists():
-            good = is_intact(path, remote)
+            good = is_intact(path, remote.digest)
             yield f"{path}: {'as published' if good else 'DAMAGED'}"
             bad += [] if good else [str(path)]
-    if not ready(name).is_dir():
-        raise UsageError(f"{name} is not in the cache; run `wima data fetch {name}`.")
+    folder = ready(name)
+    check(folder.is_dir(), f"{name} is not in the cache; run `wima data fetch {name}`.")
     try:
-        wrong = damaged(name)
-    except (OSError, ValueError, EOFError, KeyError, TypeError):
-        wrong = [str(ready(name) / "meta.json")]
-    yield f"{ready(name)}: {'as written' if not wrong else 'DAMAGED'}"
+        digests = {folder / f"{k}.npy": d for k, d in read_meta(folder, "sha256")["sha256"].items()}
+        wrong = [str(path) for path, d in digests.items() if not is_intact(path, f"sha256:{d}")]
+    except UsageError:
+        wrong = [str(folder / "meta.json")]
+    yield f"{folder}: {'as written' if not wrong else 'DAMAGED'}"
     if bad + wrong:
         raise RunError(f"Damaged: {', '.join(bad + wrong)}; remove them and fetch again.")
 
@@ -114,7 +108,8 @@ def show_data(name: str, out: Path, force: bool = False, **split: object) -> Ite
     table = train.num_clients * bundle.classes
     check(table <= COUNTS, f"{name} has too many clients and classes for a table: {table:,} cells.")
     counts = label_counts(train, bundle.classes)
-    labels = class_names(name, bundle.classes)
+    named = PUBLIC[name].labels if name in PUBLIC else ()
+    labels = named or [str(label) for label in range(bundle.classes)]
     yield _spread(counts)
     if bundle.kind == "characters":  # many labels, in no meaningful order
         frequent = np.argsort(-counts.sum(axis=0), kind="stable")[: np.any(counts, axis=0).sum()]
@@ -122,14 +117,8 @@ def show_data(name: str, out: Path, force: bool = False, **split: object) -> Ite
     yield from _table(train, counts, labels)
     chosen = [f"{key} = {value}" for key, value in split.items() if value is not None]
     title = ", ".join([Path(name).name, *chosen])
-    draw_labels(counts, sizes, labels, train.names, title, out, force)
+    save_picture(draw_labels(train, counts, labels, title), out, force)
     yield f"Picture: {out}"
-
-
-def class_names(name: str, classes: int) -> Sequence[str]:
-    """The names of a data set's classes; numbers if it has no names."""
-    known = PUBLIC[name].labels if name in PUBLIC else ()
-    return known or [str(label) for label in range(classes)]
 
 
 def _spread(counts: Array) -> str:
@@ -171,54 +160,35 @@ def sample(clients: int, most: int) -> Array:
     return np.linspace(0, clients - 1, min(clients, most)).round().astype(int)
 
 
-def draw_labels(
-    counts: Array,
-    sizes: Array,
-    labels: Sequence[str],
-    clients: Array | Sequence[str] | None,
-    title: str,
-    path: Path,
-    force: bool = False,
-) -> None:
-    """A PNG: the examples per client as bars, and below them the share of each label.
+def draw_labels(data: FederatedData, counts: Array, labels: Sequence[str], title: str) -> Any:
+    """A figure: the examples per client as bars, and below them the share of each label.
 
-    counts: one row per client, one column per label.  clients: their names, if they have any.
+    counts: one row per client, one column per label.
     """
     from matplotlib.figure import Figure
 
     shown = sample(len(counts), CLIENTS)
-    rows = min(counts.shape[1], LABELS)
-    figure = Figure(figsize=(11, 3 + 0.16 * max(rows, 12)), layout="constrained")
-    grid = {"height_ratios": (1, 0.14 * max(rows, 12)), "hspace": 0.02}
+    rows = max(min(len(labels), LABELS), 12)
+    figure = Figure(figsize=(11, 3 + 0.16 * rows), layout="constrained")
+    grid = {"height_ratios": (1, 0.14 * rows), "hspace": 0.02}
     bars, heat = figure.subplots(2, sharex=True, gridspec_kw=grid)
     some = "" if len(shown) == len(counts) else f"{len(shown)} of "
     whole = f"{title}: labels of {some}{len(counts):,} clients"
     figure.suptitle(printable(whole), parse_math=False)
-    bars.bar(range(len(shown)), sizes[shown], width=0.9, color="tab:gray")
+    bars.bar(range(len(shown)), data.sizes[shown], width=0.9, color="tab:gray")
     bars.set_ylabel("examples")
-    _heat(heat, counts[shown])
-    _captions(heat, shown, labels, clients)
-    save_picture(figure, path, force)
 
-
-def _heat(heat: Axes, counts: Array) -> None:
-    """One column per client, one row per label; colours show shares."""
-    shares = np.ma.masked_equal(counts.T / counts.sum(axis=1), 0)
+    shares = np.ma.masked_equal(counts[shown].T / counts[shown].sum(axis=1), 0)
     colours = heat.imshow(shares, cmap="YlGnBu", aspect="auto", interpolation="nearest", vmin=0)
-    label, aspect = "share of the client's labels; white: none", max(min(len(shares), LABELS), 20)
-    heat.figure.colorbar(colours, ax=heat, label=label, pad=0.01, aspect=aspect)
-    heat.set_ylabel("label")
-    heat.set_xlabel("client")
-
-
-def _captions(
-    heat: Axes, shown: Array, labels: Sequence[str], clients: Array | Sequence[str] | None
-) -> None:
+    label = "share of the client's labels; white: none"
+    figure.colorbar(colours, ax=heat, label=label, pad=0.01, aspect=max(rows, 20))
+    heat.set(xlabel="client", ylabel="label")
     if len(labels) <= LABELS:
         heat.set_yticks(range(len(labels)), map(printable, labels), fontsize=8, parse_math=False)
-    if clients is not None and len(shown) <= NAMES:
-        names = [f"{printable(str(clients[i])):.24}" for i in shown]
+    if data.names is not None and len(shown) <= NAMES:
+        names = [f"{printable(str(data.names[i])):.24}" for i in shown]
         heat.set_xticks(range(len(shown)), names, rotation=30, ha="right", parse_math=False)
-        return
-    ticks = range(0, len(shown), -(-len(shown) // NAMES))
-    heat.set_xticks(ticks, [str(shown[tick]) for tick in ticks])
+    else:
+        ticks = range(0, len(shown), -(-len(shown) // NAMES))
+        heat.set_xticks(ticks, [str(shown[tick]) for tick in ticks])
+    return figure

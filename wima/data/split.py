@@ -2,35 +2,32 @@
 
 Every function returns an array with the client of each example.  Every client gets at least one
 example, and every example a client, except for `pachinko` and split files, where -1 stands for
-none.  `alpha` says how similar clients are: None = each is a uniform sample of the whole, large =
+none.  `alpha` says how similar clients are: "iid" = each is a uniform sample of the whole, large =
 nearly so, small = few classes per client, 0 = one class per client.
 """
-
-from __future__ import annotations
 
 import json
 import os
 import re
-from math import isfinite
-from numbers import Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wima.core.errors import UsageError, check
+from wima.core.errors import UsageError, check, check_count, check_range, check_rate
 from wima.core.randomness import rng
-from wima.data.federated import Array, Ids, is_integer
+from wima.data.federated import Array, Ids
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 PACHINKO = "pachinko"  # as a split
+LEAST_ALPHA = 1e-290  # for less, even logarithms of shares overflow
 _IMAGE = re.compile(r"img_(\d+)_label_(\d+)\.\w+")
 
 
 def assign(
-    y: Array,
+    y: npt.ArrayLike,
     clients: int,
     alpha: float | str | None,
     seed: int,
@@ -39,31 +36,21 @@ def assign(
 ) -> Ids:
     """The client of each example: by alpha, by `pachinko`, or from a file.
 
-    alpha: None is one class per client, "iid" a uniform sample.
+    alpha: None and 0 are one class per client, "iid" is a uniform sample, else Dirichlet.
     """
     if split_by == PACHINKO:
         if groups is None:
             raise UsageError("split=pachinko needs groups of classes, which only cifar100 has.")
         return pachinko(y, groups, clients, seed)
     if split_by is not None:
-        return read_assignment(split_by, y)
+        return read_assignment(split_by, np.asarray(y))
     if isinstance(alpha, str):
         check(alpha == "iid", f"alpha must be a number or 'iid', got {alpha!r}.")
         return iid(y, clients, seed)
-    return split(y, clients, 0.0 if alpha is None else alpha, seed)
-
-
-def split(labels: npt.ArrayLike, num_clients: int, alpha: float | None, seed: int) -> Ids:
-    """Split by `alpha`: None -> `iid`, 0 -> `one_class`, positive -> `dirichlet`."""
     if alpha is None:
-        return iid(labels, num_clients, seed)
-    check(
-        _is_finite_number(alpha) and alpha >= 0,
-        f"alpha must be 0 or a positive number, got {alpha!r}.",
-    )
-    if alpha == 0:
-        return one_class(labels, num_clients, seed)
-    return dirichlet(labels, num_clients, alpha, seed)
+        return one_class(y, clients, seed)
+    check_range("alpha", alpha, least=0)
+    return dirichlet(y, clients, alpha, seed) if alpha > 0 else one_class(y, clients, seed)
 
 
 def iid(labels: npt.ArrayLike, num_clients: int, seed: int) -> Ids:
@@ -90,9 +77,8 @@ def one_class(labels: npt.ArrayLike, num_clients: int, seed: int) -> Ids:
     extra = _largest_remainder(num_clients - len(counts), np.maximum(quotas - 1, 0))
     share = [_even(n_c, m_c) for n_c, m_c in zip(counts, 1 + extra, strict=True)]
     table = np.zeros((num_clients, len(counts)), np.int64)
-    table[np.arange(num_clients), np.repeat(np.arange(len(counts)), 1 + extra)] = np.concatenate(
-        share
-    )
+    held = np.repeat(np.arange(len(counts)), 1 + extra)  # the class of each client
+    table[np.arange(num_clients), held] = np.concatenate(share)
     return _deal(class_of, table, rng("split", seed))
 
 
@@ -104,11 +90,9 @@ def dirichlet(labels: npt.ArrayLike, num_clients: int, alpha: float, seed: int) 
     equal in size and filled one after another, so the last ones get what is left.
     """
     class_of, counts = _classes(_checked(labels, num_clients, seed))
-    check(
-        _is_finite_number(alpha) and alpha > 0, f"alpha must be a positive number, got {alpha!r}."
-    )
+    check_rate("alpha", alpha)
     random = rng("split", seed)
-    concentration = alpha * counts / counts.sum()
+    concentration = max(alpha, LEAST_ALPHA) * counts / counts.sum()
     left = counts.copy()
     table = np.empty((num_clients, len(counts)), np.int64)
     for k, size in enumerate(_even(counts.sum(), num_clients)):
@@ -123,12 +107,8 @@ def _dirichlet_draw(concentration: Floats, random: np.random.Generator) -> Float
     In log space, because shares for a concentration near 0 underflow:
     log Gamma(a) = log Gamma(a + 1) + log(U) / a, and -log(U) is exponential.
     """
-    with np.errstate(divide="ignore", over="ignore"):
-        log_q = np.log(random.standard_gamma(concentration + 1))
-        log_q -= random.standard_exponential(len(concentration)) / concentration
-    if not np.isfinite(log_q.max()):  # an alpha so small that even the logarithms overflow
-        log_q = np.full(len(concentration), -np.inf)
-        log_q[random.integers(len(concentration))] = 0.0
+    log_q = np.log(random.standard_gamma(concentration + 1))
+    log_q -= random.standard_exponential(len(concentration)) / concentration
     q: Floats = np.exp(log_q - log_q.max())
     return q
 
@@ -179,81 +159,55 @@ def _classes(labels: npt.NDArray[Any]) -> tuple[Ids, Ids]:
 def _checked(labels: npt.ArrayLike, num_clients: int, seed: int) -> npt.NDArray[Any]:
     """The labels as an array; raises if they, the number of clients or the seed are invalid."""
     array = np.asarray(labels)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        got = f"{array.dtype} of shape {array.shape}"
-        raise UsageError(f"labels must be integers, one per example, got {got}.")
-    check(
-        is_integer(num_clients) and num_clients > 0,
-        f"num_clients must be a positive integer, got {num_clients!r}.",
-    )
+    got = f"{array.dtype} of shape {array.shape}"
+    fits = array.ndim == 1 and array.dtype.kind in "iu"
+    check(fits, f"labels must be integers, one per example, got {got}.")
+    check_count("num_clients", num_clients)
     check(
         num_clients <= len(array),
         f"num_clients must be at most the number of examples, {len(array)}, got {num_clients}.",
     )
-    check(is_integer(seed) and seed >= 0, f"seed must be 0 or a positive integer, got {seed!r}.")
+    check_count("seed", seed, least=0)
     return array
 
 
-def _is_finite_number(number: object) -> bool:
-    return isinstance(number, Real) and not isinstance(number, bool) and isfinite(number)
+COARSE, FINE = 0.1, 10.0  # concentrations of `pachinko`
 
 
 def pachinko(
-    labels: npt.ArrayLike,
-    groups: npt.ArrayLike,
-    num_clients: int = 500,
-    seed: int = 0,
-    *,
-    coarse: float = 0.1,
-    fine: float = 10.0,
+    labels: npt.ArrayLike, groups: npt.ArrayLike, num_clients: int = 500, seed: int = 0
 ) -> Ids:
     """The client of each example: a two-level Dirichlet process over groups of classes.
 
-    Each client draws a distribution over groups, Dir(coarse, ..., coarse), and over the classes of
-    each group, Dir(fine, ..., fine); then, for each of its examples, a group, a class of the group,
-    and an unused example of the class.  Exhausted classes are removed from all distributions, and
-    so are groups of which all classes are exhausted.  All clients have n // num_clients examples;
-    -1 marks the remaining ones.  (Li and McCallum 2006; Reddi et al. 2021, appendix.)
+    Each client draws a distribution over groups, Dir(0.1, ..., 0.1), and over the classes of each
+    group, Dir(10, ..., 10); then, for each of its examples, a group, a class of the group, and an
+    unused example of the class.  Exhausted classes are removed from all distributions, and so are
+    groups of which all classes are exhausted.  All clients have n // num_clients examples; -1 marks
+    the remaining ones.  (Li and McCallum 2006; Reddi et al. 2021, appendix.)
     """
     y, group_of_example = np.asarray(labels), np.asarray(groups)
     check(len(y) == len(group_of_example), f"{len(y)} labels but {len(group_of_example)} groups.")
     check(1 <= num_clients <= len(y), f"clients must be in 1 ... {len(y)}, got {num_clients}.")
     random = rng("split", seed)
-    classes = int(y.max()) + 1
-    group_of = np.zeros(classes, np.int64)
+    group_of = np.zeros(int(y.max()) + 1, np.int64)
     group_of[y] = group_of_example
-    stock = [list(random.permutation(np.flatnonzero(y == c))) for c in range(classes)]
+    members = [np.flatnonzero(group_of == g) for g in range(int(group_of.max()) + 1)]
+    stock = [list(random.permutation(np.flatnonzero(y == c))) for c in range(len(group_of))]
     clients = np.full(len(y), -1, np.int64)
     for client in range(num_clients):
-        for example in _client(random, group_of, stock, len(y) // num_clients, coarse, fine):
-            clients[example] = client
+        p_group, p_class = random.dirichlet(np.full(len(members), COARSE)), np.zeros(len(group_of))
+        for m in members:
+            p_class[m] = random.dirichlet(np.full(len(m), FINE))
+        short = len(y) // num_clients
+        while short:
+            p = _shares(p_group, p_class, members, np.array([bool(unused) for unused in stock]))
+            # All draws at once, as long as the distribution stays the same.
+            for c in random.choice(len(p), short, p=p):
+                clients[stock[c].pop()] = client
+                short -= 1
+                if not stock[c]:
+                    break
     return clients
-
-
-def _client(
-    random: np.random.Generator,
-    group_of: Ids,
-    stock: list[list[int]],
-    size: int,
-    coarse: float,
-    fine: float,
-) -> list[int]:
-    """The unused examples that one client draws."""
-    groups = int(group_of.max()) + 1
-    members = [np.flatnonzero(group_of == g) for g in range(groups)]
-    p_group = random.dirichlet(np.full(groups, coarse))
-    p_class = np.zeros(len(group_of))
-    for m in members:
-        p_class[m] = random.dirichlet(np.full(len(m), fine))
-    taken: list[int] = []
-    while len(taken) < size:
-        p = _shares(p_group, p_class, members, np.array([bool(examples) for examples in stock]))
-        # All draws at once, as long as the distribution stays the same.
-        for c in random.choice(len(p), size - len(taken), p=p):
-            taken.append(stock[c].pop())
-            if not stock[c]:
-                break
-    return taken
 
 
 def _shares(p_group: Floats, p_class: Floats, members: list[Ids], left: Mask) -> Floats:
@@ -308,11 +262,8 @@ def _from_numpy(file: Path, key: str) -> Ids:
             known = ", ".join(content)
             check(key in content, f"{file}: name the array, as in {file}:KEY; it has {known:.200}.")
             content = content[key]
-    if not isinstance(content, np.ndarray):
-        raise ValueError("not an array")
     check(content.dtype.kind in "iu", f"{file}: clients must be integers, got {content.dtype}.")
-    clients: Ids = content.astype(np.int64)
-    return clients
+    return content.astype(np.int64)  # type: ignore[no-any-return]
 
 
 def _from_json(file: Path, labels: Array) -> Ids:
@@ -320,20 +271,15 @@ def _from_json(file: Path, labels: Array) -> Ids:
     clients = np.full(len(labels), -1, np.int64)
     for client, user in enumerate(content["users"]):
         for entry in content["user_data"][user]["x"]:
-            index, label = _index(entry, file)
-            fits = 0 <= index < len(labels) and (label is None or labels[index] == label)
+            match = _IMAGE.fullmatch(str(entry).rpartition("/")[2])
+            if match is None and not isinstance(entry, int):
+                raise UsageError(
+                    f"{file}: expected names like img_7_label_3.png, got {entry!r:.80}."
+                )
+            index = int(match[1]) if match else entry
+            fits = 0 <= index < len(labels) and (not match or labels[index] == int(match[2]))
             whose = f"{entry!r:.80} of user {user!r:.80}"
             check(fits, f"{file}: {whose} does not match the data set.")
             check(clients[index] < 0, f"{file}: {whose} is assigned more than once.")
             clients[index] = client
     return clients
-
-
-def _index(entry: Any, file: Path) -> tuple[int, int | None]:
-    """The position of an image, and its label if its name has one."""
-    if isinstance(entry, int):
-        return entry, None
-    match = _IMAGE.fullmatch(str(entry).rsplit("/", 1)[-1])
-    if match is None:
-        raise UsageError(f"{file}: expected names like img_7_label_3.png, got {entry!r:.80}.")
-    return int(match[1]), int(match[2])

@@ -4,8 +4,6 @@ Data are stored as published (pixels as bytes); a transform turns a batch into m
 training it may draw random numbers, at the batch's address (seed, round, client, step).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -21,20 +19,21 @@ from wima.core.randomness import rng
 
 Address: TypeAlias = tuple[int, ...]
 Augment: TypeAlias = Callable[[Tensor, Address], Tensor]
-Draws: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+Ints: TypeAlias = npt.NDArray[np.int64]
 PAD = 4  # black pixels on each side, before normalisation
 
 
 class Transform(Protocol):
     """Turns stored examples into model inputs, with or without random augmentation."""
 
-    def train(self, x: Tensor, address: Address) -> Tensor: ...
+    def train(self, x: Tensor, address: Address) -> Tensor:
+        return self.evaluate(x)
 
     def evaluate(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Transform):
     """Byte images to floats: cropped and flipped in training, divided by 255, normalised."""
 
     mean: tuple[float, ...]
@@ -58,30 +57,24 @@ class Images:
 
 def crop_and_flip(x: Tensor, address: Address) -> Tensor:
     """Pad each image, crop it at a random place to its old size, flip it half of the time."""
-    top, left, flip = draw(len(x), 2 * PAD + 1, address)
-    return _gather(x, top, left, flip)
+    return _gather(x, *draw(len(x), 2 * PAD + 1, address))
 
 
 def crop_and_flip_alike(x: Tensor, address: Address) -> Tensor:
     """FedJAX's variant: one crop and one flip for the whole batch, offsets 0 ... 7."""
     top, left, flip = draw(1, 2 * PAD, address)
     n = len(x)
-    return _gather(x, np.repeat(top, n), np.repeat(left, n), np.repeat(flip, n))
+    return _gather(x, top.repeat(n), left.repeat(n), flip.repeat(n))
 
 
-def draw(n: int, places: int, address: Address) -> Draws:
+def draw(n: int, places: int, address: Address) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
     """For each of n images: top and left of its crop, less than `places`; whether to flip it."""
     random = rng("augment", *address)
     top, left = random.integers(places, size=(2, n))
     return top, left, random.random(n) < 0.5
 
 
-def _gather(
-    x: Tensor,
-    top: npt.NDArray[np.int64],
-    left: npt.NDArray[np.int64],
-    flip: npt.NDArray[np.bool_],
-) -> Tensor:
+def _gather(x: Tensor, top: Ints, left: Ints, flip: npt.NDArray[np.bool_]) -> Tensor:
     """Crop all images at once, with one index into the padded batch."""
     n, channels, height, width = x.shape
     rows = top[:, None] + np.arange(height)
@@ -100,22 +93,16 @@ AUGMENTS: dict[str, Augment | None] = {
 
 
 @dataclass(frozen=True)
-class Ink:
+class Ink(Transform):
     """Grey bytes to ink: 0 for white paper, 1 for black."""
-
-    def train(self, x: Tensor, address: Address) -> Tensor:
-        return self.evaluate(x)
 
     def evaluate(self, x: Tensor) -> Tensor:
         return 1 - x.to(torch.float32) / 255 if x.dtype == torch.uint8 else 1 - x
 
 
 @dataclass(frozen=True)
-class Characters:
+class Characters(Transform):
     """Character ids, stored as bytes, to integers for an embedding."""
-
-    def train(self, x: Tensor, address: Address) -> Tensor:
-        return x.long()
 
     def evaluate(self, x: Tensor) -> Tensor:
         return x.long()

@@ -5,25 +5,27 @@ Runs are shared.  Averagers never affect training, so two experiments with the s
 only one run; the averagers of all experiments in the package watch it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from wima.core.errors import UsageError, check, is_number, unknown
-from wima.experiments.sheet import Cell, Kind, Sheet, with_used_windows
+from wima.core.statistics import last_rounds
+from wima.experiments.sheet import Cell, Kind, Sheet, own_sheet, with_used_windows
 from wima.runs.folder import run_name
+from wima.runs.mistakes import first_mistake
 from wima.runs.settings import (
     Choice,
     Settings,
     as_choice,
     change,
+    load_settings,
     make_settings,
+    parse_override,
     read_table,
     read_toml,
 )
@@ -33,10 +35,8 @@ SHARED = ("methods", "settings", "scales", "printed")  # files that are not expe
 SectionType = TypeVar("SectionType", bound="Section")
 
 
-class Section(BaseModel):
+class Section(BaseModel, extra="forbid"):
     """A checked section of a TOML file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Method(Section):
@@ -141,10 +141,7 @@ def _checked(kind: type[SectionType], table: Any, path: Path) -> SectionType:
     try:
         return kind.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-        raise UsageError(f"{path} is not a valid experiment: {where}: {message}.") from None
+        raise UsageError(f"{path} is not a valid experiment: {first_mistake(error)}.") from None
 
 
 class Job(NamedTuple):
@@ -231,9 +228,7 @@ def _cells(experiment: Experiment, planned: PlannedRun, seed: int, run: str) -> 
 
 def _model(averager: Choice) -> str:
     """The name of the averager's model in records."""
-    from wima import averaging  # imported here: the list of experiments need not wait for torch
-
-    return averager.make("averager", averaging.BY_NAME).name
+    return str(averager.make("averagers").name)
 
 
 def _shared_averagers(scale: Scale, listed: list[Experiment]) -> dict[str, dict[str, Choice]]:
@@ -313,3 +308,75 @@ def _scaled(text: str, scale: Scale) -> Choice:
         window = values.pop("window")
         values["decay"] = round((window - 1) / (window + 1), 4)
     return Choice(name=choice.name, **values)
+
+
+# Grids of settings x seeds, for `wima sweep` and `wima tune`.
+
+
+def expand_grid(
+    name: str, source: str, overrides: list[str], axes: list[str], seeds: list[int], command: str
+) -> tuple[Sheet, list[Job]]:
+    """All combinations of the axes' values; an axis is `key=value,value,...`."""
+    keys = [parse_axis(text) for text in axes]
+    points = [
+        [f"{key}={value}" for (key, _), value in zip(keys, values, strict=True)]
+        for values in product(*(values for _, values in keys))
+    ]
+    return expand_points(name, source, overrides, points, seeds, command)
+
+
+def expand_points(
+    name: str,
+    source: str,
+    overrides: list[str],
+    points: list[list[str]],
+    seeds: list[int],
+    command: str,
+) -> tuple[Sheet, list[Job]]:
+    """A row per point, a list of `key=value`, and a run for each of its seeds."""
+    jobs, cells = [], []
+    for changes in points:
+        row = ", ".join(changes) or source
+        for seed in seeds:
+            settings = load_settings(source, [*overrides, *changes, f"seed={seed}"])
+            job = Job(run_name(settings, seed=True), settings)
+            jobs.append(job)
+            models = {"plain": "plain"} | {a.name: a.name for a in settings.make("averagers")}
+            cells.append(Cell(row, Path(source).stem, seed, job.name, models))
+    headings = list(dict.fromkeys(heading for cell in cells for heading in cell.models))
+    rounds = min(job.settings.rounds for job in jobs)
+    keys = [change.partition("=")[0] for change in points[0]]
+    sheet = own_sheet(
+        name,
+        f"{Path(source).stem}: {', '.join(keys) or 'seeds'}",
+        last_rounds(rounds),
+        command=command,
+        rows=list(dict.fromkeys(cell.row for cell in cells)),
+        columns=[Path(source).stem],
+        headings=headings,
+        cells=cells,
+    )
+    return sheet, list({job.name: job for job in jobs}.values())
+
+
+def parse_axis(text: str) -> tuple[str, list[str]]:
+    """`key=value,value` as a key and its values as strings."""
+    key, equals, values = text.partition("=")
+    check(bool(key and equals and values), f"Expected --grid key=value,value, got {text!r}.")
+    listed = values.split(",")
+    for value in listed:
+        parse_override(f"{key}={value}")
+    return key, listed
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0,1,2` or `0-4` as seeds."""
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            seeds += range(int(first), int(last) + 1) if dash else [int(first)]
+    except ValueError:
+        raise UsageError(f"Expected seeds like 0,1,2 or 0-4, got {text!r}.") from None
+    check(bool(seeds) and min(seeds) >= 0, f"Expected seeds like 0,1,2 or 0-4, got {text!r}.")
+    return list(dict.fromkeys(seeds))

@@ -4,17 +4,18 @@ A sheet is written next to its run folders, as `NAME.sheet.json`, when they are 
 read it.  Several cells may share a run, since a run evaluates many models.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
-from wima.core.errors import UsageError, is_count
+from pydantic import Field, TypeAdapter, ValidationError
+
+from wima.core.errors import UsageError, check
+from wima.runs.mistakes import first_mistake
 from wima.storage.files import read_text, replace_text
 
 SUFFIX = ".sheet.json"
@@ -26,7 +27,7 @@ class Cell(NamedTuple):
 
     row: str
     column: str
-    seed: int
+    seed: Annotated[int, Field(ge=0)]
     run: str  # the name of its folder, next to the sheet
     models: dict[str, str]  # heading -> name of the model in the run's records
 
@@ -41,11 +42,14 @@ class Sheet(NamedTuple):
     scale: str
     note: str  # what the scale changes
     command: str
-    last: int  # rounds that numbers are averaged over
+    last: Annotated[int, Field(gt=0)]  # rounds that numbers are averaged over
     rows: list[str]
     columns: list[str]
     headings: list[str]  # "plain" first
     cells: list[Cell]
+
+
+SHEET = TypeAdapter(Sheet)
 
 
 def own_sheet(name: str, title: str, last: int, **names: Any) -> Sheet:
@@ -71,11 +75,14 @@ def write_sheet(sheet: Sheet, folder: Path) -> Path:
 def read_sheet(path: Path) -> Sheet:
     """Read a sheet, named by the windows that were used; raises `UsageError` if it is damaged."""
     try:
-        content = json.loads(read_text(path))
-        cells = [Cell(**cell) for cell in content.pop("cells")]
-        sheet = Sheet(**content, cells=cells)
-        _check(sheet)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        sheet = SHEET.validate_python(json.loads(read_text(path)), strict=True)
+        for cell in sheet.cells:
+            place = cell.row in sheet.rows and cell.column in sheet.columns
+            check(place, f"the row or column of {cell} is missing")
+            check(Path(cell.run).name == cell.run, f"invalid run name {cell.run!r}")
+    except ValidationError as error:
+        raise UsageError(f"{path} is not a valid sheet: {first_mistake(error)}") from None
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a valid sheet: {error}") from None
     return with_used_windows(sheet)
 
@@ -123,37 +130,6 @@ def _joined(new: Sheet, old: Sheet, folder: Path) -> Sheet:
         headings=list(dict.fromkeys([*new.headings, *(h for cell in more for h in cell.models)])),
         cells=[*new.cells, *more],
     )
-
-
-def _check(sheet: Sheet) -> None:
-    texts = [sheet.name, sheet.title, sheet.shown, sheet.kind, sheet.scale, sheet.note]
-    lists = (sheet.rows, sheet.columns, sheet.headings)
-    _expect(
-        all(isinstance(names, list) for names in lists), "rows, columns and headings must be lists"
-    )
-    for text in [*texts, sheet.command, *(name for names in lists for name in names)]:
-        _expect(isinstance(text, str), f"expected a string, got {text!r}")
-    _expect(sheet.kind in get_args(Kind), f"unknown kind {sheet.kind!r}")
-    _expect(is_count(sheet.last), f"last must be a positive integer, got {sheet.last!r}")
-    for cell in sheet.cells:
-        _expect(
-            cell.row in sheet.rows and cell.column in sheet.columns,
-            f"the row or column of {cell} is missing",
-        )
-        _expect(
-            isinstance(cell.run, str) and Path(cell.run).name == cell.run,
-            f"invalid run name {cell.run!r}",
-        )
-        _expect(is_count(cell.seed, 0) and _texts(cell.models), f"invalid {cell}")
-
-
-def _texts(models: Any) -> bool:
-    return isinstance(models, Mapping) and all(isinstance(m, str) for m in models.values())
-
-
-def _expect(fact: bool, otherwise: str) -> None:
-    if not fact:
-        raise ValueError(otherwise)
 
 
 # Endings of names with the paper's lengths.

@@ -17,15 +17,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wima.core.errors import UsageError, check
 from wima.core.signals import ASKED, handled_by
 from wima.experiments.plan import Job
 from wima.experiments.sweep import ENDED, Runs, RunState, end_of, states_of
 from wima.runs.folder import free_path
-from wima.runs.record import TIMES
-from wima.storage.files import cannot_write, is_running, last_lines, read_text, replace_text
+from wima.runs.run import read_run
+from wima.storage.files import cannot_write, is_running, read_text, replace_text
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
@@ -269,9 +269,6 @@ class RemoteRuns(Runs):
         self._queue = Queue(folder)
         self.look()
 
-    def parallel(self) -> int:
-        return sum(state.state == "running" for state in self.states)
-
     def run(self) -> Iterator[None]:
         with handled_by(self._stop, ASKED):
             while not self.stopping and any(s.state not in FINAL for s in self.states):
@@ -288,24 +285,27 @@ class RemoteRuns(Runs):
         for state in self.states:
             if state.state not in (*ENDED, "broken"):
                 self._look(state)
+        self.parallel = sum(state.state == "running" for state in self.states)
 
     def _look(self, state: RunState) -> None:
-        name, has_job = state.job.name, self._queue.has(state.job.name)
-        try:
-            status = _status(state.path)
-        except UsageError as error:
-            state.state, state.message = "broken", str(error)
-            return
-        state.state, state.message = status["state"], status["reason"]
-        if state.state in ENDED:
-            state.t = status["done"]
-        elif state.state == "running":
-            state.count(_last_round(state.path))
+        has_job = self._queue.has(state.job.name)
+        state.state, state.message = "waiting", ""
+        if state.path.exists():
+            try:
+                run = read_run(state.path)
+                state.state, state.message = run.status["state"], run.status.get("reason", "")
+                if state.state in ENDED:
+                    state.t = run.status["done"]
+                elif state.state == "running":
+                    state.count(run.t)
+            except UsageError as error:
+                state.state, state.message = "broken", str(error)
+                return
         if has_job and state.state in ("failed", "interrupted"):  # in an earlier job
             state.state, state.message = "waiting", ""
         elif self._is_gone(state, has_job):
             state.state = "failed"
-            state.message = self._queue.reason(name) if has_job is False else "killed"
+            state.message = self._queue.reason(state.job.name) if has_job is False else "killed"
 
     def _is_gone(self, state: RunState, has_job: bool | None) -> bool:
         """Whether a run that should be running has no process."""
@@ -313,22 +313,3 @@ class RemoteRuns(Runs):
             return has_job is False
         suspicious = has_job is False or (has_job is None and state.quiet() > QUIET)
         return state.state == "running" and suspicious and not is_running(state.path)
-
-
-def _status(path: Path) -> dict[str, Any]:
-    """The content of status.json; \"waiting\" if there is no folder."""
-    if not path.exists():
-        return {"state": "waiting", "reason": "", "done": 0}
-    try:
-        status = json.loads(read_text(path / "status.json"))
-        return {"state": status["state"], "reason": status["reason"], "done": status["done"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is damaged: {error}") from None
-
-
-def _last_round(path: Path) -> int:
-    """The round in the last complete line of times.jsonl."""
-    try:
-        return int(json.loads(next(last_lines(path / TIMES), b'{"t": 0}'))["t"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0

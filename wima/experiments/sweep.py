@@ -4,8 +4,6 @@ Each worker process executes one run at a time.  A sweep stores nothing but the 
 same command resumes a sweep that was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from abc import ABC, abstractmethod
@@ -91,15 +89,12 @@ class Runs(ABC):
     """Many runs and their progress: a live table in a terminal, otherwise a line per run."""
 
     states: list[RunState]
+    parallel: int  # runs that are executed at the same time
     stopping = False  # the user interrupted
 
     @abstractmethod
     def run(self) -> Iterator[None]:
         """Update the states until all runs have ended; yields a few times per second."""
-
-    @abstractmethod
-    def parallel(self) -> int:
-        """The number of runs that are executed at the same time."""
 
     def follow(self, console: Console | None = None) -> None:
         """Run, and show the progress."""
@@ -158,7 +153,7 @@ class Runs(ABC):
         if not timed:
             return ""
         total = sum((s.rounds - s.t) * _pace(s, timed) for s in left)
-        minutes = round(total / max(1, min(self.parallel(), len(left))) / 60)
+        minutes = round(total / max(1, min(self.parallel, len(left))) / 60)
         hours, minutes = divmod(minutes, 60)
         return f"; {hours} h {minutes} min left" if hours else f"; {minutes} min left"
 
@@ -183,17 +178,14 @@ class Sweep(Runs):
         self.folder = folder
         self.states = states_of(jobs, folder)
         self._waiting = deque(state for state in self.states if state.state == "waiting")
-        self._parallel = min(workers, len(self._waiting))
+        self.parallel = min(workers, len(self._waiting))
         self._current: dict[Worker, RunState] = {}
-
-    def parallel(self) -> int:
-        return self._parallel
 
     def run(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with handled_by(self._forward, ASKED), DefaultSelector() as selector:
             while self._current or (self._waiting and not self.stopping):
-                while self._waiting and not self.stopping and len(self._current) < self._parallel:
+                while self._waiting and not self.stopping and len(self._current) < self.parallel:
                     # In a session of its own, so that Ctrl-C reaches it only through `_forward`.
                     worker = Worker("wima.experiments.worker", independent=True, quiet=True)
                     selector.register(worker, EVENT_READ)

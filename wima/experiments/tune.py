@@ -4,8 +4,8 @@ A trial is a row of a sheet: a point in the space of settings, with a run for ea
 are those of a grid, or with `--space` Optuna proposes each one from the results of earlier trials
 and prunes trials that are worse.
 
-A search stores only its sheet and its runs: Optuna's study is made of their results whenever it is
-used, and its randomness has an address.  So a search that was stopped continues as if it had not
+A search stores only its sheet and its runs: Optuna's study is made of their results when a search
+starts, and its randomness has an address.  So a search that was stopped continues as if it had not
 been, and trials that failed are repeated, which Optuna's own storage does not allow.
 """
 
@@ -25,8 +25,7 @@ from wima.core.errors import RunError, UsageError, check, is_number, unknown
 from wima.core.randomness import rng
 from wima.core.signals import Interrupted, Pruned
 from wima.core.text import echo, printable
-from wima.experiments.grid import expand_points
-from wima.experiments.plan import Job, methods
+from wima.experiments.plan import Job, expand_points, methods
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet, write_sheet
 from wima.experiments.sweep import ENDED, end_of
 from wima.experiments.worker import run_or_resume
@@ -149,23 +148,21 @@ class Range(NamedTuple):
 
 def parse_space(texts: list[str]) -> list[Range]:
     """Each string is `key=low..high` or `key=low..high:log`."""
-    ranges = [_parse_range(text) for text in texts]
+    ranges = []
+    for text in texts:
+        expected = f"Expected --space key=low..high or key=low..high:log, got {text!r}"
+        match = SPACE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{expected}.")
+        low, high = (parse_override(f"end={match[end]}")[1] for end in ("low", "high"))
+        check(is_number(low) and is_number(high), f"{expected}: its ends must be numbers.")
+        check(low < high, f"{expected}: {low} is not less than {high}.")
+        log = match["log"] is not None
+        check(low > 0 or not log, f"{expected}: on a log scale, both ends must be positive.")
+        ranges.append(Range(match["key"], low, high, log))
     keys = [r.key for r in ranges]
     check(len(set(keys)) == len(keys), f"Expected one --space per key, got {', '.join(keys)}.")
     return ranges
-
-
-def _parse_range(text: str) -> Range:
-    expected = f"Expected --space key=low..high or key=low..high:log, got {text!r}"
-    match = SPACE.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{expected}.")
-    low, high = (parse_override(f"end={match[end]}")[1] for end in ("low", "high"))
-    check(is_number(low) and is_number(high), f"{expected}: its ends must be numbers.")
-    check(low < high, f"{expected}: {low} is not less than {high}.")
-    log = match["log"] is not None
-    check(low > 0 or not log, f"{expected}: on a log scale, both ends must be positive.")
-    return Range(match["key"], low, high, log)
 
 
 class Search(NamedTuple):
@@ -200,11 +197,15 @@ def run_trials(
     search: Search, folder: Path, trials: int, objective: Objective
 ) -> tuple[Sheet, list[Job]]:
     """Run trials until there are `trials`; returns all trials in the folder."""
+    from optuna import create_study, logging
+    from optuna.pruners import MedianPruner
+
+    logging.set_verbosity(logging.WARNING)
+    study = create_study(direction="maximize" if objective.sign > 0 else "minimize")
     points = _earlier_points(search, folder)
-    history: list[FrozenTrial] = []
     for number in range(max(trials, len(points))):
         if number == len(points):
-            point = _propose(search, objective, history, points)
+            point = _propose(search, study, points)
             if point is None:
                 echo("The ranges contain no untried values.")
                 break
@@ -215,14 +216,12 @@ def run_trials(
         (result,) = results(sheet, folder, objective)
         if result.state not in OVER:
             echo(f"Trial {number + 1}: {result.point}")
-            study = _study(search, objective, history, warm_up=jobs[0].settings.rounds // WARM_UP)
+            study.pruner = MedianPruner(n_warmup_steps=jobs[0].settings.rounds // WARM_UP)
             study.enqueue_trial(point)
-            trial = study.ask(_distributions(search))
-            problem = _run(jobs, folder, trial, objective)
+            problem = _run(jobs, folder, study.ask(_distributions(search)), objective)
             (result,) = results(sheet, folder, objective)
             _report(problem, result, number)
-        curve = _curve(folder / jobs[0].name, objective)
-        history.append(_frozen(search, point, result, curve))
+        study.add_trial(_frozen(search, point, result, _curve(folder / jobs[0].name, objective)))
     return search.expand(points)
 
 
@@ -252,35 +251,13 @@ def _distributions(search: Search) -> dict[str, BaseDistribution]:
     }
 
 
-def _study(
-    search: Search,
-    objective: Objective,
-    history: list[FrozenTrial],
-    attempt: int = 0,
-    warm_up: int = 0,
-) -> Study:
-    """Optuna's study after these trials; its randomness depends on their number and `attempt`."""
-    from optuna import create_study, logging
-    from optuna.pruners import MedianPruner
+def _propose(search: Search, study: Study, tried: list[Point]) -> Point | None:
+    """The next point that was not tried, from randomness with an address; None if none is found."""
     from optuna.samplers import TPESampler
 
-    logging.set_verbosity(logging.WARNING)
-    seed = int(rng("tune", search.seeds[0], len(history), attempt).integers(2**32))
-    study = create_study(
-        sampler=TPESampler(seed=seed),
-        pruner=MedianPruner(n_warmup_steps=warm_up),
-        direction="maximize" if objective.sign > 0 else "minimize",
-    )
-    study.add_trials(history)
-    return study
-
-
-def _propose(
-    search: Search, objective: Objective, history: list[FrozenTrial], tried: list[Point]
-) -> Point | None:
-    """The next point that was not tried; None if none is found."""
     for attempt in range(ATTEMPTS):
-        study = _study(search, objective, history, attempt)
+        seed = int(rng("tune", search.seeds[0], len(tried), attempt).integers(2**32))
+        study.sampler = TPESampler(seed=seed)
         values = study.ask(_distributions(search)).params
         point = {r.key: r.rounded(values[r.key]) for r in search.ranges}
         if point not in tried:

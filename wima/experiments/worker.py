@@ -4,8 +4,6 @@ A message to it is a run, `{"path": ..., "settings": ...}`.  A message from it i
 run, `{"t": 3}`, or its end, `{"end": "done", "message": ""}`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -16,12 +14,12 @@ from pathlib import Path
 from wima.core.errors import Diverged, RunError, UsageError
 from wima.core.signals import Interrupted
 from wima.core.workers import Parent
-from wima.runs.launch import MakeDisplay, NoProgress, launch, resume
+from wima.runs.launch import Display, MakeDisplay, launch, resume
 from wima.runs.settings import make_settings
 from wima.simulation.simulate import Record
 
 
-class ProgressReporter(NoProgress):
+class ProgressReporter(Display):
     """Reports each round to the sweep; stops the run if the sweep is gone."""
 
     def __init__(self, sweep: Parent, rounds: int, done: int) -> None:

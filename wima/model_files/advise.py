@@ -9,12 +9,9 @@ neighbouring end points may be correlated: with 30 or more end points, intervals
 account for that, as in reports; with fewer, gains are treated as independent.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +31,6 @@ from wima.model_files.read import INDEX
 T = TypeVar("T")
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 
-HOLE = "{}"
 ALONE = ""  # the key of an unnamed number
 MODULE = "wima_evaluation"  # the user's script in sys.modules
 PRINT = 'Print the number, or {"accuracy": 0.93}, as the last line.'
@@ -110,28 +106,14 @@ def advise(
                 used = tuple(rule.newest(files[:end]))
                 same = (used, rule if isinstance(rule, Decay) else None)  # windows of all files
                 if same not in measured:
-                    measured[same] = _try(used, rule, Path(folder), evaluate, key)
+                    ending = ".safetensors" if used[-1].suffix == INDEX else used[-1].suffix
+                    candidate = Path(folder) / f"{used[-1].stem}{ending}"
+                    average_files(used, candidate, rule, key=key)
+                    measured[same] = evaluate(candidate)
+                    candidate.unlink(missing_ok=True)
                 values[rule].append(measured[same])
                 progress((done + (n + 1) / len(rules)) / len(ends))
     return compare(values, minimize)
-
-
-def _try(
-    files: Sequence[Path],
-    rule: Rule,
-    folder: Path,
-    evaluate: Callable[[Path], float],
-    key: str | None,
-) -> float:
-    """Write a candidate, evaluate it and remove it; returns its metric."""
-    ending = ".safetensors" if files[-1].suffix == INDEX else files[-1].suffix
-    candidate = folder / "candidate" / f"{files[-1].stem}{ending}"
-    candidate.parent.mkdir()
-    try:
-        average_files(files, candidate, rule, key=key)
-        return evaluate(candidate)
-    finally:
-        shutil.rmtree(candidate.parent)
 
 
 def compare(values: dict[Rule, list[float]], minimize: bool) -> list[Row]:
@@ -168,20 +150,12 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     if best.gain <= best.margin:
         noise = "That is within the noise, so there is no evidence that averaging helps here."
         return [summary, f"{noise} More end points give a narrower interval: --ends {2 * ends}."]
+    others = [row for row in rows[1:] if row is not best]
+    gaps = {row.rule.name: np.array(best.values) - row.values for row in others}
+    equal = [name for name, gap in gaps.items() if abs(gap.mean()) <= _margin(gap)]
+    close = f"Indistinguishable from the best with these end points: {', '.join(equal)}."
     helps = f"Averaging helps here: wima average {best.rule.option}."
-    return [summary, helps, *_equals(rows, best)]
-
-
-def _equals(rows: Sequence[Row], best: Row) -> list[str]:
-    """The candidates that are indistinguishable from the best."""
-    close = [row for row in rows[1:] if row is not best and _overlaps(row, best)]
-    names = ", ".join(row.rule.name for row in close)
-    return [f"Indistinguishable from the best with these end points: {names}."] if names else []
-
-
-def _overlaps(row: Row, best: Row) -> bool:
-    differences = np.array(best.values) - row.values
-    return bool(abs(differences.mean()) <= _margin(differences))
+    return [summary, helps, *([close] if equal else [])]
 
 
 class Evaluator:
@@ -232,11 +206,11 @@ def _source(text: str) -> Callable[[Path], dict[str, float]]:
     if len(words) == 1 and words[0].endswith(".py"):
         return _function(Path(words[0]))
     check(
-        any(HOLE in word for word in words),
+        any("{}" in word for word in words),
         "--eval must be a Python file that defines evaluate(path), or a command with {} for the "
         f"file name, for example 'python evaluate.py {{}}'; got {text!r}.",
     )
-    return lambda file: _printed([word.replace(HOLE, str(file)) for word in words])
+    return lambda file: _printed([word.replace("{}", str(file)) for word in words])
 
 
 def _function(script: Path) -> Callable[[Path], dict[str, float]]:
@@ -247,9 +221,15 @@ def _function(script: Path) -> Callable[[Path], dict[str, float]]:
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(script.parent.resolve()))  # as `python evaluate.py` would
     _run(script, spec.loader.exec_module, module)
-    evaluate = getattr(module, "evaluate", None)
-    check(callable(evaluate), f"--eval: {script} must define a function evaluate(path).")
-    return lambda file: _returned(_run(script, evaluate, str(file)), script)
+    function = getattr(module, "evaluate", None)
+    check(callable(function), f"--eval: {script} must define a function evaluate(path).")
+
+    def evaluate(file: Path) -> dict[str, float]:
+        value = _run(script, function, str(file))
+        expected = f"evaluate(path) in {script} must return a number or a dict such as "
+        return _metrics(value, f"{expected}{{'accuracy': 0.93}}; got {value!r:.80}.")
+
+    return evaluate
 
 
 def _run(script: Path, function: Any, argument: Any) -> Any:
@@ -263,22 +243,6 @@ def _run(script: Path, function: Any, argument: Any) -> Any:
         raise RunError(f"{script} failed.\n{''.join(lines).rstrip()}") from None
 
 
-def _returned(value: Any, script: Path) -> dict[str, float]:
-    try:
-        return _metrics(value)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"evaluate(path) in {script} must return a number or a dict such as "
-            f"{{'accuracy': 0.93}}; got {value!r:.80}."
-        ) from None
-
-
-def _metrics(value: Any) -> dict[str, float]:
-    """Metrics by name from a number or a dict of numbers, including NumPy's and torch's."""
-    table = value if isinstance(value, Mapping) else {ALONE: value}
-    return {str(name): float(number) for name, number in table.items()}
-
-
 def _printed(words: list[str]) -> dict[str, float]:
     """The metrics that a command prints."""
     command = shlex.join(words)
@@ -288,16 +252,23 @@ def _printed(words: list[str]) -> dict[str, float]:
         )
     except OSError as error:
         raise UsageError(f"--eval: cannot run {words[0]!r}: {error.strerror}.") from None
+    printed, errors = done.stdout.strip().splitlines(), done.stderr.strip().splitlines()
     if done.returncode:
-        output = _end(done.stderr) or _end(done.stdout) or "It printed nothing."
+        output = "\n".join((errors or printed or ["It printed nothing."])[-20:])
         raise RunError(f"`{command}` failed with exit code {done.returncode}.\n{output}")
-    last = _end(done.stdout, 1)
+    last = printed[-1] if printed else ""
+    got = f"its last line is: {last}" if last else "it printed nothing."
+    message = f"`{command}` printed no metric; {got}\n{PRINT}"
     try:
-        return _metrics(json.loads(last))
+        return _metrics(json.loads(last), message)
+    except ValueError:
+        raise UsageError(message) from None
+
+
+def _metrics(value: Any, message: str) -> dict[str, float]:
+    """Metrics by name from a number or a dict of numbers, including NumPy's and torch's."""
+    table = value if isinstance(value, Mapping) else {ALONE: value}
+    try:
+        return {str(name): float(number) for name, number in table.items()}
     except (TypeError, ValueError):
-        got = f"its last line is: {last}" if last else "it printed nothing."
-        raise UsageError(f"`{command}` printed no metric; {got}\n{PRINT}") from None
-
-
-def _end(text: str, lines: int = 20) -> str:
-    return "\n".join(text.strip().splitlines()[-lines:])
+        raise UsageError(message) from None

@@ -1,13 +1,11 @@
-"""Tensors in files: dtype and shape, and conversion to float64 and back."""
-
-from __future__ import annotations
+"""Tensors in files: dtype and shape, conversion to float64 and back, and what all readers share."""
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +15,14 @@ from wima.storage.files import check_file
 
 Array: TypeAlias = NDArray[Any]
 
-# Dtypes have their safetensors names.  NumPy has no bfloat16: its bits are read as uint16.
 UNPACKED, RATIO = 2**28, 100  # unpacked size limit: this many bytes, or RATIO times the file size
-STORED: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(np.uint16),
-    "C64": np.dtype(np.complex64),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U64": np.dtype(np.uint64),
-    "U32": np.dtype(np.uint32),
-    "U16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
+# Dtypes have their safetensors names: F32 is NumPy's f4.
+CODES = ("F64", "F32", "F16", "C64", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
+STORED = {code: np.dtype(f"{code[0].lower()}{int(code[1:]) // 8}") for code in CODES}
+# NumPy has no bfloat16: its bits are read as uint16.
+STORED |= {"BF16": np.dtype(np.uint16), "BOOL": np.dtype(np.bool_)}
 BY_NUMPY = {stored: dtype for dtype, stored in STORED.items() if dtype != "BF16"}
-FLOATING = ("F64", "F32", "F16", "BF16", "C64")
+FLOATING = ("F64", "F32", "F16", "BF16", "C64")  # what can be averaged
 
 
 class Spec(NamedTuple):
@@ -53,11 +39,6 @@ class Spec(NamedTuple):
     def nbytes(self) -> int:
         return self.numel * STORED[self.dtype].itemsize
 
-    @property
-    def floating(self) -> bool:
-        """Whether it can be averaged; integers and bools cannot."""
-        return self.dtype in FLOATING
-
     def zeros(self, count: int) -> Array:
         """An accumulator for `count` numbers of this dtype."""
         return np.zeros(count, np.complex128 if self.dtype == "C64" else np.float64)
@@ -72,18 +53,13 @@ def decode(stored: Array, dtype: str) -> Array:
 
 def encode(x: Array, dtype: str) -> Array:
     """float64 numbers as they are stored; half precision is rounded via float32, as in torch."""
-    if dtype == "BF16":
-        return _bfloat16(x.astype(np.float32))
+    if dtype == "BF16":  # the nearest, half to even
+        bits = x.astype(np.float32).view(np.uint32)
+        rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+        return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
     if dtype == "F16":
         x = x.astype(np.float32)
     return x.astype(STORED[dtype])
-
-
-def _bfloat16(x: Array) -> Array:
-    """The bits of the nearest bfloat16, rounding half to even."""
-    bits = x.view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
 
 
 def check_dtype(path: Path, name: str, dtype: str, known: bool) -> None:
@@ -94,25 +70,20 @@ def check_dtype(path: Path, name: str, dtype: str, known: bool) -> None:
     )
 
 
-def damaged(path: Path, error: Exception, what: str = "") -> UsageError:
-    if isinstance(error, OSError):
-        return UsageError(f"Cannot read {path}: {error.strerror or error}.")
-    about = f"{what}: " if what else ""
-    return UsageError(
-        f"{path} is damaged, or its format does not match its name: {about}"
-        f"{type(error).__name__}: {error!s:.200}"
-    )
-
-
 @contextmanager
-def reading(path: Path, errors: tuple[type[Exception], ...], what: str = "") -> Iterator[None]:
-    """Convert these errors in the block with `damaged`."""
+def reading(path: Path, what: str = "") -> Iterator[None]:
+    """Convert all errors in the block to a `UsageError`: readers may raise any on damaged files."""
     try:
         yield
     except UsageError:  # already explains what is wrong
         raise
-    except errors as error:
-        raise damaged(path, error, what) from None
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from None
+    except Exception as error:
+        raise UsageError(
+            f"{path} is damaged, or its format does not match its name: {what}"
+            f"{type(error).__name__}: {error!s:.200}"
+        ) from None
 
 
 def check_unpacked(path: Path, size: int) -> None:
@@ -129,33 +100,26 @@ def check_unpacked(path: Path, size: int) -> None:
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """Open a zip archive, such as an .npz file.
-
-    Raises `BadZipFile` if its members cannot have the sizes that they declare.
-    """
+    """Open a zip archive, such as an .npz file, if it does not unpack to too much."""
     check_file(path)
-    try:
+    with reading(path):
         archive = zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile):
-        raise
-    except Exception as error:  # zipfile can raise anything on damaged data
-        raise zipfile.BadZipFile(f"{type(error).__name__}: {error}") from None
-    try:
-        _check_members(path, archive.infolist())
-    except BaseException:
-        archive.close()
-        raise
+    for member in archive.infolist():
+        known = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        check(known, f"{path} is damaged: {member.filename!r:.80} cannot be unpacked.")
+    check_unpacked(path, sum(member.file_size for member in archive.infolist()))
     return archive
 
 
-def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
-    size = path.stat().st_size
-    for member in members:
-        stored = member.compress_type == zipfile.ZIP_STORED
-        known = stored or member.compress_type == zipfile.ZIP_DEFLATED
-        encrypted = member.flag_bits & 1
-        fits = member.header_offset >= 0 and member.header_offset + member.compress_size <= size
-        fits = fits and (member.file_size == member.compress_size or not stored)
-        if not known or encrypted or not fits:
-            raise zipfile.BadZipFile(f"{member.filename!r:.80} cannot be unpacked")
-    check_unpacked(path, sum(member.file_size for member in members))
+class Checkpoint(Protocol):
+    """A file whose tensors can be read in part."""
+
+    tensors: Mapping[str, Spec]
+    metadata: Mapping[str, str]
+
+    def read(self, name: str, begin: int, end: int) -> Array:
+        """The numbers begin ... end - 1 of a tensor in row-major order, as stored."""
+        ...
+
+    def close(self) -> None:
+        """Close what is open."""

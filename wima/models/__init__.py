@@ -1,20 +1,16 @@
 """Networks; the functions in `BY_NAME` make one for a given input shape and number of classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Literal
 
 from torch import nn
 
-from wima.core.errors import UsageError
-from wima.models.cnn import SIDE, FemnistCNN
-from wima.models.lenet import LeNet
+from wima.core.errors import check
+from wima.models.cnn import MLP, SIDE, FemnistCNN, LeNet, SmallCNN
 from wima.models.lstm import ShakespeareLSTM
 from wima.models.mobilenet import MobileNetV2, load_imagenet
 from wima.models.resnet import ResNet
-from wima.models.small import MLP, SmallCNN
 
 Shape = tuple[int, ...]
 
@@ -55,8 +51,7 @@ def femnist_cnn(
     shape: Shape, classes: int, *, dropout: Sequence[float] = (0.25, 0.5), width: int = 32
 ) -> nn.Module:
     """For FEMNIST's images, 1x28x28."""
-    if shape != (1, SIDE, SIDE):
-        raise _misfit("femnist-cnn", f"(1, {SIDE}, {SIDE})", shape)
+    _check_shape("femnist-cnn", shape, f"(1, {SIDE}, {SIDE})", shape == (1, SIDE, SIDE))
     return FemnistCNN(classes, dropout, width)
 
 
@@ -64,8 +59,7 @@ def shakespeare_lstm(
     shape: Shape, classes: int, *, embedding: int = 8, hidden: int = 256
 ) -> nn.Module:
     """For sequences of ids below `classes`: predicts the next one at every position."""
-    if len(shape) != 1:
-        raise _misfit("lstm", "(length,)", shape)
+    _check_shape("lstm", shape, "(length,)", len(shape) == 1)
     return ShakespeareLSTM(classes, embedding, hidden)
 
 
@@ -79,8 +73,8 @@ def mobilenetv2(
     weights: str | None = None,
 ) -> nn.Module:
     """For square RGB images with the channels first; weights: a file of ImageNet weights."""
-    if len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
-        raise _misfit("mobilenetv2", "(3, side, side)", shape)
+    fits = len(shape) == 3 and shape[0] == 3 and shape[1] == shape[2]
+    _check_shape("mobilenetv2", shape, "(3, side, side)", fits)
     model = MobileNetV2(classes, groups, norm, dropout)
     if weights is not None:
         load_imagenet(model, weights, classifier=False)
@@ -95,13 +89,13 @@ def cifar_lenet(shape: Shape, classes: int, *, width: int = 64) -> nn.Module:
 
 def _square(model: str, shape: Shape) -> tuple[int, int]:
     """Channels and side of square images with the channels first."""
-    if len(shape) != 3 or shape[1] != shape[2]:
-        raise _misfit(model, "(channels, side, side)", shape)
+    fits = len(shape) == 3 and shape[1] == shape[2]
+    _check_shape(model, shape, "(channels, side, side)", fits)
     return shape[0], shape[1]
 
 
-def _misfit(model: str, expected: str, shape: Shape) -> UsageError:
-    return UsageError(f"Model {model!r} needs examples of shape {expected}, got {shape}.")
+def _check_shape(model: str, shape: Shape, expected: str, fits: bool) -> None:
+    check(fits, f"Model {model!r} needs examples of shape {expected}, got {shape}.")
 
 
 BY_NAME: dict[str, Callable[[Shape, int], nn.Module]] = {

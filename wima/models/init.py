@@ -1,7 +1,5 @@
 """Initial weights: the rules used by the papers' networks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import sqrt
 
@@ -27,15 +25,11 @@ def haiku_(module: nn.Module) -> None:
 
 def kaiming_(module: nn.Module) -> None:
     """He et al. 2015 for ReLU: normal with sigma = sqrt(2 / fan_in), here with zero biases."""
-    _each_layer(module, lambda weight: _normal_(weight, sqrt(2 / weight[0].numel())))
-
-
-def _normal_(weight: Tensor, sigma: float) -> None:
-    nn.init.normal_(weight, std=sigma)
+    _each_layer(module, lambda weight: nn.init.normal_(weight, std=sqrt(2 / weight[0].numel())))
 
 
 @torch.no_grad()
-def _each_layer(module: nn.Module, fill: Callable[[Tensor], None]) -> None:
+def _each_layer(module: nn.Module, fill: Callable[[Tensor], object]) -> None:
     """Fill the weights of all convolutions and linear layers, and zero their biases."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -76,14 +70,10 @@ class Dropout(nn.Dropout):
         threshold = self.p * 256
         if not self.training or threshold != int(threshold) or self.p == 1 or _vectorised(x):
             return super().forward(x)
-        return x * self._mask(x, int(threshold))
-
-    def _mask(self, x: Tensor, threshold: int) -> Tensor:
-        """1 / (1 - p) with probability 1 - p, else 0."""
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device)
         draws = words.random_(-(2**63), None).view(torch.uint8)[: x.numel()]  # all 64 bits
         kept = (draws >= threshold).view(x.shape)
-        return kept.to(x.dtype).mul_(1 / (1 - self.p))
+        return x * kept.to(x.dtype).mul_(1 / (1 - self.p))
 
 
 def _vectorised(x: Tensor) -> bool:

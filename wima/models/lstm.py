@@ -1,7 +1,5 @@
 """The recurrent network for Shakespeare: predicts the next character at every position."""
 
-from __future__ import annotations
-
 from math import sqrt
 
 import torch

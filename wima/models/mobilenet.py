@@ -1,7 +1,5 @@
 """MobileNetV2 with GroupNorm for landmarks, and its ImageNet weights."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from wima.core.errors import UsageError, check
+from wima.core.errors import UsageError, check, check_one_of
 
 Norm: TypeAlias = Callable[[int], nn.Module]  # channels -> layer
 
@@ -46,10 +44,7 @@ class MobileNetV2(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check(
-            norm in ("group", "batch"),
-            f"MobileNetV2.norm must be 'group' or 'batch', got {norm!r}.",
-        )
+        check_one_of("MobileNetV2.norm", norm, ("group", "batch"))
         check(groups in (1, 2, 4, 8), f"MobileNetV2.groups must be 1, 2, 4 or 8, got {groups}.")
         make_norm: Norm = partial(nn.GroupNorm, groups) if norm == "group" else nn.BatchNorm2d
         layers: list[nn.Module] = [conv_norm_relu(3, FIRST, make_norm, kernel=3, stride=2)]
@@ -127,11 +122,10 @@ def _wanted(model: MobileNetV2, classifier: bool | None) -> dict[str, Tensor]:
     """The model's tensors to overwrite."""
     layers = dict(model.named_modules())
     batch = any(isinstance(layer, nn.BatchNorm2d) for layer in layers.values())
-    take_classifier = batch if classifier is None else classifier
 
     def take(name: str) -> bool:
         if name.startswith("classifier."):
-            return take_classifier
+            return batch if classifier is None else classifier
         return batch or isinstance(layers[name.rpartition(".")[0]], nn.Conv2d)
 
     return {name: tensor for name, tensor in model.state_dict().items() if take(name)}
@@ -146,9 +140,7 @@ def _compare(wanted: Mapping[str, Tensor], source: Mapping[str, Tensor], path: P
         for name, tensor in wanted.items()
         if source[name].shape != tensor.shape
     ]
-    hint = (
-        " Set classifier=False to keep the model's own." if "classifier" in str(misshapen) else ""
-    )
+    hint = " Set classifier=False to keep the model's own." * ("classifier" in str(misshapen))
     check(not misshapen, f"{path} has {_some(misshapen)}.{hint}")
 
 
@@ -159,16 +151,15 @@ def _some(names: list[str], most: int = 4) -> str:
 
 def _read(path: Path) -> Mapping[str, Tensor]:
     """Name -> tensor, in any known format; nothing in the file is executed."""
-    if path.suffix not in READERS:
-        known = ", ".join(READERS)
-        raise UsageError(f"The file of weights must end in {known}, got {path}.")
+    suffixes = ", ".join(READERS)
+    check(path.suffix in READERS, f"The file of weights must end in {suffixes}, got {path}.")
     check(path.is_file(), f"No such file of weights: {path}.")
     try:
         content = READERS[path.suffix](path)
     except Exception as error:  # damaged bytes can raise anything in readers
         raise UsageError(f"Cannot read weights from {path}: {error}") from error
-    if not isinstance(content, Mapping):
-        raise UsageError(f"{path} must hold a state dict, got {type(content).__name__}.")
+    kind = type(content).__name__
+    check(isinstance(content, Mapping), f"{path} must hold a state dict, got {kind}.")
     return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 
@@ -177,11 +168,8 @@ def _read_npz(path: Path) -> Mapping[str, Tensor]:
         return {name: torch.from_numpy(file[name]) for name in file.files}
 
 
-_read_torch = partial(torch.load, map_location="cpu", weights_only=True)
-
 READERS: dict[str, Callable[[Path], Any]] = {
     ".npz": _read_npz,
     ".safetensors": safetensors.torch.load_file,
-    ".pth": _read_torch,
-    ".pt": _read_torch,
+    **dict.fromkeys((".pth", ".pt"), partial(torch.load, map_location="cpu", weights_only=True)),
 }

@@ -1,7 +1,5 @@
 """ResNets of 8, 14, 20, ... layers with GroupNorm, for CIFAR."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch.nn.functional as F
@@ -105,10 +103,7 @@ class ConvShortcut(nn.Sequential):
         super().__init__(conv, nn.GroupNorm(groups, width))
 
 
-SHORTCUTS: dict[str, type[PadShortcut] | type[ConvShortcut]] = {
-    "A": PadShortcut,
-    "B": ConvShortcut,
-}
+SHORTCUTS: dict[str, type[PadShortcut | ConvShortcut]] = {"A": PadShortcut, "B": ConvShortcut}
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:

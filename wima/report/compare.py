@@ -6,7 +6,7 @@ chosen entry instead of the plain model of the same row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,35 +18,25 @@ from wima.core.measure import PLAIN, Measure, megabytes
 from wima.core.statistics import RISK, last_rounds
 from wima.core.version import __version__
 from wima.experiments.sheet import own_sheet
-from wima.report.figures import draw_comparison
-from wima.report.frame import COMPARED, Data, Omitted, Source, gather
+from wima.report import text
+from wima.report.inputs import COMPARED, Omitted, gather
 from wima.report.names import Method, also_differ, by_size, methods_of
-from wima.report.table import Entry, Grid, Member, Place, Table, entry_of, member, with_gains
-from wima.report.text import (
-    csv_text,
-    environment,
-    in_markdown,
-    markdown_list,
-    markdown_table,
-    tabular,
-)
+from wima.report.table import Entry, Grid, Place, Places, Table, make_table, models_of
 from wima.storage.files import check_place, written
 
 DATA = ["method", "model", "seed", "run", "state", "rounds_done", "rounds", "mean", "deviation"]
 DATA += ["reached", "seeds", "pairs", "difference", "low", "high", "p", "p_holm", "won", "lost"]
 MEGABYTES = " MB: millions of bytes sent to and from clients until then."
 OLDER = " Older runs did not record them."
-MODEL, SEEDS, P, HOLM, WON = 1, 3, 5, 6, 7  # places in the header
+MODEL, LEVEL, SEEDS, DIFFERENCE, P, HOLM, WON, SPEED, SENT = range(1, 10)  # places in the header
 
 
 class Comparison(NamedTuple):
-    """Entries to compare; all but the baseline have a gain if they share seeds with it."""
+    """A table with a baseline; all other entries have a gain if they share seeds with it."""
 
     table: Table
-    baseline: Entry
     methods: dict[str, Method]  # by name
     by: list[str]  # the settings that name the methods
-    measure: Measure
     omitted: list[Omitted]
 
     @property
@@ -54,28 +44,20 @@ class Comparison(NamedTuple):
         return [*self.table.entries.values()]
 
     @property
+    def baseline(self) -> Entry:
+        assert self.table.baseline is not None
+        return self.table.entries[self.table.baseline]
+
+    @property
     def tests(self) -> int:
         """The number of p-values."""
         return sum(not isnan(gain.p) for gain in self.table.gains)
-
-    @property
-    def best(self) -> Entry | None:
-        """The entry with the best level, if any has one."""
-        known = [entry for entry in self.rows if not isnan(entry.mean)]
-        return max(known, key=lambda entry: self.measure.sign * entry.mean, default=None)
-
-    @property
-    def greatest(self) -> Entry | None:
-        """The entry that improves most on the baseline, if any does."""
-        gains = [(self.measure.sign * e.gain.mean, e) for e in self.rows if e.gain]
-        most, entry = max(gains, key=lambda pair: pair[0], default=(0.0, None))
-        return entry if most > 0 else None
 
     def won(self, entry: Entry, sign: int = 1) -> int:
         """The seeds in which an entry is better than the baseline; sign = -1: in which worse."""
         own, base = entry.scores, self.baseline.scores
         differences = (own[seed].mean - base[seed].mean for seed in own if seed in base)
-        return sum(sign * self.measure.sign * difference > 0 for difference in differences)
+        return sum(sign * self.table.measure.sign * difference > 0 for difference in differences)
 
 
 def compare(
@@ -86,62 +68,56 @@ def compare(
     by: Sequence[str] = (),
 ) -> Comparison:
     """Compare the runs at and below these paths, with all models unless some are named."""
-    data = gather(paths, measure.metric)
-    if not data.runs:
-        reasons = "\n".join(f"  {item.path}: {item.reason}" for item in data.omitted[:10])
-        raise UsageError(f"There are no runs to compare.\n{reasons}")
+    data = gather(paths, measure.metric, "compare")
     runs = [*data.runs.values()]
     measure = measure.directed(run.environment for run in runs)
     methods, chosen = methods_of(runs, by)
-    last = measure.last or last_rounds(min(run.settings.rounds for run in runs))
-    entries = {e.place: e for method in methods for e in _entries(method, data, last, measure)}
-    base = entries[_baseline([*entries.values()], baseline, models)]
-    kept = {p: e for p, e in entries.items() if e is base or not models or e.heading in models}
-    check(len(kept) > 1, f"Only {base.name} was found; a comparison needs at least two.")
-    compared = with_gains(kept, lambda entry: None if entry is base else base, None)
+    places = {place: seeds for method in methods for place, seeds in _places(method).items()}
+    base = _baseline([*places], baseline, models)
+    kept = {p: own for p, own in places.items() if p == base or not models or p[2] in models}
+    name = f"{base[0]}/{base[2]}"
+    check(len(kept) > 1, f"Only {name} was found; a comparison needs at least two.")
     rows, headings = ([*dict.fromkeys(place[part] for place in kept)] for part in (0, 2))
-    title = f"Comparison with {base.name}"
-    sheet = own_sheet("compare", title, last, rows=rows, headings=headings)
+    last = last_rounds(min(run.settings.rounds for run in runs))
+    sheet = own_sheet("compare", f"Comparison with {name}", last, rows=rows, headings=headings)
     return Comparison(
-        table=Table(sheet, last, compared, data),
-        baseline=base,
+        table=make_table(sheet, kept, measure, base),
         methods={method.name: method for method in methods},
         by=chosen,
-        measure=measure,
-        omitted=[*data.omitted, *_repeats(methods, entries.values())],
+        omitted=[*data.omitted, *_repeats(methods, places)],
     )
 
 
-def _entries(method: Method, data: Data, last: int, measure: Measure) -> Iterator[Entry]:
+def _places(method: Method) -> Places:
     """The models of a method, plain first; a run that was never evaluated counts for all."""
-    models = dict.fromkeys(model for run in method.runs for model in run.models) or [PLAIN]
-    for model in sorted(models, key=lambda model: (model != PLAIN, by_size(model))):
-        members: dict[int, Member] = {}
+    places: Places = {}
+    for model in sorted(models_of(method.runs), key=lambda name: (name != PLAIN, by_size(name))):
+        seeds = places.setdefault((method.name, "", model), {})
         for run in sorted(method.runs, key=lambda run: not run.models):
             if model in run.models or not run.models:
-                seed = run.settings.seed
-                members.setdefault(seed, member(seed, run, model, data, last, measure))
-        yield entry_of(method.name, "", model, [members[seed] for seed in sorted(members)])
+                seeds.setdefault(run.settings.seed, (run, model))
+    return places
 
 
-def _baseline(rows: Sequence[Entry], name: str | None, models: Sequence[str]) -> Place:
-    """The entry with that name; for the name of a method, its first that is shown."""
+def _baseline(places: Sequence[Place], name: str | None, models: Sequence[str]) -> Place:
+    """The place with that name; for the name of a method, its first that is shown."""
+    headings = {heading for *_, heading in places}
     for model in models:
-        if model not in {row.heading for row in rows}:
-            raise unknown("model", model, {row.heading for row in rows})
-    shown = [row for row in rows if not models or row.heading in models]
+        if model not in headings:
+            raise unknown("model", model, headings)
+    shown = [place for place in places if not models or place[2] in models]
     if name is None:
-        return shown[0].place
-    exact = [row for row in rows if row.name == name]
-    found = exact or [row for row in shown if row.row == name]
+        return shown[0]
+    names = {f"{row}/{heading}": (row, column, heading) for row, column, heading in places}
+    found = [names[name]] if name in names else [place for place in shown if place[0] == name]
     if not found:
-        raise unknown("baseline", name, {row.name if "/" in name else row.row for row in rows})
-    return found[0].place
+        raise unknown("baseline", name, names if "/" in name else {row for row, *_ in places})
+    return found[0]
 
 
-def _repeats(methods: Sequence[Method], entries: Iterable[Entry]) -> Iterator[Omitted]:
+def _repeats(methods: Sequence[Method], places: Places) -> Iterator[Omitted]:
     """Runs whose models all come from another run with the same settings and seed."""
-    used = {m.run.number for entry in entries for m in entry.members if m.run}
+    used = {run.number for seeds in places.values() for run, _ in seeds.values() if run}
     for method in methods:
         first = {run.settings.seed: run.path for run in reversed(method.runs) if run.number in used}
         for run in method.runs:
@@ -155,43 +131,41 @@ def _repeats(methods: Sequence[Method], entries: Iterable[Entry]) -> Iterator[Om
 
 def grid(comparison: Comparison) -> Grid:
     """A line per entry; the best of each column is marked."""
-    measure, rows = comparison.measure, comparison.rows
+    measure, rows = comparison.table.measure, comparison.rows
     difference = "difference [95 %]" if comparison.tests else "difference"
     header = ["method", "model", measure.title, "seeds", difference, "p", "Holm's p", "won:lost"]
+    ranked = {  # the more the better
+        LEVEL: [measure.sign * row.mean for row in rows],
+        DIFFERENCE: [measure.sign * row.gain.mean if row.gain else 0 for row in rows],
+    }
     speeds, sent = [_speed(row) for row in rows], [_sent(row) for row in rows]
+    recorded = not all(map(isnan, sent))
     if measure.target is not None:
         unit = " %" if measure.is_share else ""
         header.append(f"rounds to {measure.factor * measure.target:g}{unit}")
-        header += ["MB sent"] if _any(sent) else []
-    lines, best = [], set()
-    for number, row in enumerate(rows):
-        gain = row.gain
-        cells = [row.row, row.heading]
-        cells.append(row.text or measure.spread(row.mean, row.deviation))
-        cells.append(_seeds(row))
-        if gain is None:
-            cells += ["baseline" if row.place == comparison.baseline.place else "", "", "", ""]
+        header += ["MB sent"] if recorded else []
+        ranked |= {SPEED: [-speed for speed in speeds], SENT: [-count for count in sent]}
+    lines = []
+    for row, speed, count in zip(rows, speeds, sent, strict=True):
+        level = row.text or measure.spread(row.mean, row.deviation)
+        cells = [row.row, row.heading, level, _seeds(row)]
+        if gain := row.gain:
+            ps = ["" if isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}" for p in gain[4:6]]
+            won = f"{comparison.won(row)}:{comparison.won(row, -1)}"
+            cells += [measure.interval(gain), *ps, won]
         else:
-            cells += [measure.interval(gain), _p(gain.p), _p(gain.holm)]
-            cells.append(f"{comparison.won(row)}:{comparison.won(row, -1)}")
+            cells += ["baseline" if row is comparison.baseline else "", "", "", ""]
         if measure.target is not None:
             some = f"{len(row.reached)} of {row.seeds} seeds" if row.seeds else ""
-            cells.append(some if isnan(speeds[number]) else f"{speeds[number]:.0f}")
-            cells += [megabytes(sent[number])] if _any(sent) else []
+            cells.append(some if isnan(speed) else f"{speed:.0f}")
+            cells += [megabytes(count)] if recorded else []
         lines.append(cells)
-        best |= {(number, 2)} if row is comparison.best else set()
-        best |= {(number, 4)} if row is comparison.greatest else set()
-        best |= {(number, 8)} if speeds[number] == _least(speeds) else set()
-        best |= {(number, 9)} if sent[number] == _least(sent) else set()
+    best = set()
+    for column, values in ranked.items():
+        most = max((value for value in values if not isnan(value)), default=nan)
+        worth = column != DIFFERENCE or most > 0
+        best |= {(n, column) for n, value in enumerate(values) if worth and value == most}
     return Grid(2, header, lines, best)
-
-
-def _any(values: Sequence[float]) -> bool:
-    return not all(map(isnan, values))
-
-
-def _least(values: Sequence[float]) -> float:
-    return min((value for value in values if not isnan(value)), default=nan)
 
 
 def _seeds(row: Entry) -> str:
@@ -203,10 +177,6 @@ def _seeds(row: Entry) -> str:
 def same_seeds(comparison: Comparison) -> bool:
     """Whether all rows have the same number of seeds, which the caption then states."""
     return len({_seeds(row) for row in comparison.rows}) == 1
-
-
-def _p(p: float) -> str:
-    return "" if isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _speed(row: Entry) -> float:
@@ -222,7 +192,7 @@ def _sent(row: Entry) -> float:
 
 def caption(comparison: Comparison) -> list[str]:
     """How to read the table, as a list of sentences."""
-    measure, rows, base = comparison.measure, comparison.rows, comparison.baseline
+    measure, rows, base = comparison.table.measure, comparison.rows, comparison.baseline
     counts = {len(row.scores) for row in rows if row.scores}
     number = f"{counts.pop()} " if len(counts) == 1 else ""
     spread = " of one seed" if number == "1 " else f", ± standard deviation over {number}seeds"
@@ -256,12 +226,10 @@ def _unfair(comparison: Comparison) -> Iterator[str]:
     for name in comparison.table.sheet.rows:
         method = comparison.methods[name]
         keys = also_differ(method, base, comparison.by)
-        text = ", ".join(f"{key} ({method.facts[key]}, not {base.facts[key]})" for key in keys)
-        alike.setdefault(text, []).append(name)
-    for text, names in alike.items():
-        if text:
-            them = "; ".join(names)
-            yield f"Not a fair comparison: these and {base.name} also differ in {text}: {them}."
+        words = ", ".join(f"{key} ({method.facts[key]}, not {base.facts[key]})" for key in keys)
+        alike.setdefault(words, []).append(name)
+    start = f"Not a fair comparison: these and {base.name} also differ in"
+    yield from (f"{start} {words}: {'; '.join(names)}." for words, names in alike.items() if words)
 
 
 def _unpaired(comparison: Comparison) -> Iterator[str]:
@@ -271,17 +239,16 @@ def _unpaired(comparison: Comparison) -> Iterator[str]:
         return
     lacking: dict[str, list[str]] = {}
     for row in comparison.rows:
-        extra, missing = (
-            ", ".join(map(str, sorted(a.scores.keys() - b.scores.keys())))
-            for a, b in ((row, base), (base, row))
-        )
-        if extra and not row.diverged:
-            text = f"Not paired, as {base.name} lacks them: seeds {extra} of"
-            lacking.setdefault(text, []).append(row.name)
-        if missing and not row.diverged:
-            text = f"Not paired: seeds {missing} of {base.name}, which are missing in"
-            lacking.setdefault(text, []).append(row.name)
-    yield from (f"{text} {'; '.join(names)}." for text, names in lacking.items())
+        extra, missing = row.scores.keys() - base.scores.keys(), base.scores.keys() - row.scores
+        for seeds, words in (
+            (extra, "Not paired, as {base} lacks them: seeds {seeds} of"),
+            (missing, "Not paired: seeds {seeds} of {base}, which are missing in"),
+        ):
+            if seeds and not row.diverged:
+                numbers = ", ".join(map(str, sorted(seeds)))
+                line = words.format(base=base.name, seeds=numbers)
+                lacking.setdefault(line, []).append(row.name)
+    yield from (f"{line} {'; '.join(names)}." for line, names in lacking.items())
 
 
 def _unused(comparison: Comparison) -> Iterator[str]:
@@ -310,6 +277,8 @@ def check_out(out: Path, force: bool) -> None:
 
 def write_comparison(comparison: Comparison, out: Path, command: str, force: bool = False) -> None:
     """Write compare.md, .tex, .csv, .png and .pdf, either all of them or none."""
+    from wima.report.figures import draw_comparison  # imports matplotlib
+
     check_out(out, force)
     texts = {
         COMPARED: f"wima {__version__}\n",
@@ -318,18 +287,18 @@ def write_comparison(comparison: Comparison, out: Path, command: str, force: boo
         "compare.csv": data_csv(comparison),
     }
     with written(out, folder=True, over=force, kind=UsageError) as draft:
-        for name, text in texts.items():  # file names may be invalid Unicode
-            (draft / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        draw_comparison(comparison.table, comparison.baseline, comparison.measure, draft)
+        for name, content in texts.items():
+            text.write(draft / name, content)
+        draw_comparison(comparison.table, draft)
 
 
 def markdown(comparison: Comparison, command: str) -> str:
     lines = [*caption(comparison), "Bold: the best of a column.", *warnings(comparison)]
     lines += [f"Left out: {item.path}: {item.reason}" for item in comparison.omitted]
-    title = f"# Comparison with {in_markdown(comparison.baseline.name)}"
+    title = f"# Comparison with {text.in_markdown(comparison.baseline.name)}"
     made = f"Made by `{' '.join(command.split())}`, wima {__version__}."
-    table = markdown_table(grid(comparison), bold=True)
-    return "\n\n".join([title, made, table, markdown_list(lines)]) + "\n"
+    table = text.markdown_table(grid(comparison), bold=True)
+    return "\n\n".join([title, made, table, text.markdown_list(lines)]) + "\n"
 
 
 def latex(comparison: Comparison, command: str) -> str:
@@ -340,9 +309,9 @@ def latex(comparison: Comparison, command: str) -> str:
     unwanted = {SEEDS} if same_seeds(comparison) else set()
     unwanted |= {MODEL} if len(comparison.table.sheet.headings) == 1 else set()
     unwanted |= {P, WON} if comparison.tests else {P, HOLM, WON}
-    body = tabular(without(grid(comparison), unwanted), papers=False)
+    body = text.tabular(without(grid(comparison), unwanted), papers=False)
     comments = [f"{command} (wima {__version__})", *warnings(comparison), r"\usepackage{booktabs}"]
-    return environment(comments, " ".join(caption(comparison)), body)
+    return text.environment(comments, " ".join(caption(comparison)), body)
 
 
 def without(table: Grid, unwanted: set[int]) -> Grid:
@@ -356,19 +325,12 @@ def without(table: Grid, unwanted: set[int]) -> Grid:
 
 def data_csv(comparison: Comparison) -> str:
     """Every number as recorded: a line per seed, and one without a seed for all seeds."""
-    header = [*DATA, *(["reached_bytes"] if _any([_sent(row) for row in comparison.rows]) else [])]
     lines: list[dict[str, Any]] = []
     for row in comparison.rows:
-        for one in row.members:
-            run: Source | None = one.run
-            assert run is not None
-            line = {"method": row.row, "model": row.heading, "seed": one.seed, "run": run.path}
-            line |= {"state": run.state, "rounds_done": run.done, "rounds": run.settings.rounds}
-            line |= one.score._asdict() if one.score else {}
-            lines.append({**line, "reached_bytes": one.sent})
+        names = {"method": row.row, "model": row.heading}
+        lines += [{**line, **names} for line in text.member_data(row)]
         line = {
-            "method": row.row,
-            "model": row.heading,
+            **names,
             "mean": row.mean,
             "deviation": row.deviation,
             "reached": _speed(row),
@@ -380,4 +342,5 @@ def data_csv(comparison: Comparison) -> str:
             line |= {"low": gain.mean - gain.half, "high": gain.mean + gain.half}
             line |= {"won": comparison.won(row), "lost": comparison.won(row, -1)}
         lines.append(line)
-    return csv_text([header, *([line.get(name) for name in header] for line in lines)])
+    recorded = not all(isnan(_sent(row)) for row in comparison.rows)
+    return text.csv_of([*DATA, "reached_bytes"] if recorded else DATA, lines)

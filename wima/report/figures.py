@@ -9,12 +9,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
+from itertools import product
 from math import isfinite, isnan
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from wima.core.measure import PLAIN, Measure
@@ -43,23 +46,24 @@ PUBLISHED |= {"xtick.labelsize": 7, "ytick.labelsize": 7}
 PUBLISHED |= {"axes.spines.top": False, "axes.spines.right": False}
 
 
-def look(heading: str, averages: Sequence[str], dashes: Sequence[Any] = DASHES) -> dict[str, Any]:
+def look(heading: str, headings: Sequence[str], dashes: Sequence[Any] = DASHES) -> dict[str, Any]:
     """The line of a model."""
     if heading == PLAIN:
         return {"linewidth": 0.8, "ls": "-"}
-    return {"linewidth": 1.6, "ls": dashes[averages.index(heading) % len(dashes)]}
+    number = [name for name in headings if name != PLAIN].index(heading)
+    return {"linewidth": 1.6, "ls": dashes[number % len(dashes)]}
 
 
-def save(figure: Any, path: Path, dpi: int = 120) -> str:
-    """Save without a date or random ids: the same runs give the same file."""
-    import matplotlib as mpl
-
+def save(figure: Figure, folder: Path, stem: str, *endings: str, dpi: int = 120) -> list[str]:
+    """Save without a date or random ids: the same runs give the same files."""
     mpl.rcParams["svg.hashsalt"] = "wima"
-    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    names = [f"{stem}.{ending}" for ending in endings]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
-        figure.savefig(path, dpi=dpi, metadata=dates.get(path.suffix, {}))
-    return path.name
+        for name, ending in zip(names, endings, strict=True):
+            figure.savefig(folder / name, dpi=dpi, metadata=dates.get(ending, {}))
+    return names
 
 
 # Curves
@@ -79,13 +83,12 @@ class Band(NamedTuple):
 
 def band_of(members: Sequence[Member], least: int = 2) -> Band | None:
     """The curves of the finished seeds; None if there are fewer than `least`."""
-    own = [member for member in members if member.counts]
-    curves = [member.curve for member in own if member.curve is not None]
+    curves = {m.seed: m.curve for m in members if m.counts and m.curve is not None}
     if len(curves) < least:
         return None
-    rounds = reduce(np.intersect1d, [curve.rounds for curve in curves])
-    values = np.stack([curve.values[np.isin(curve.rounds, rounds)] for curve in curves])
-    return Band(rounds, values, [member.seed for member in own]) if len(rounds) else None
+    rounds = reduce(np.intersect1d, [curve.rounds for curve in curves.values()])
+    values = [curve.values[np.isin(curve.rounds, rounds)] for curve in curves.values()]
+    return Band(rounds, np.stack(values), [*curves]) if len(rounds) else None
 
 
 def _seed_curves(axes: Any, entry: Entry, measure: Measure, colour: str) -> Iterator[Curve]:
@@ -129,49 +132,45 @@ def _valid(text: str) -> str:
 # Tables
 
 
-def draw_table(table: Table, folder: Path, measure: Measure) -> list[str]:
+def draw_table(table: Table, folder: Path) -> list[str]:
     """Draw a figure for each column that has curves; returns the file names."""
     names = []
     columns = [column for column in table.sheet.columns if _with_curves(table, column)]
     for number, column in enumerate(columns, 1):
         stem = table.slug if len(columns) == 1 else f"{table.slug}-{number}"
-        figure = table_figure(table, column, measure)
-        names += [save(figure, folder / f"{stem}.{ending}") for ending in ("png", "svg")]
+        names += save(table_figure(table, column), folder, stem, "png", "svg")
     return names
 
 
 def _with_curves(table: Table, column: str) -> list[Entry]:
     """The entries of a column that have a curve, in the first twelve rows."""
-    rows = table.sheet.rows[: len(COLOURS)]
-    places = [table.entry(row, column, h) for row in rows for h in table.sheet.headings]
-    return [entry for entry in places if entry and any(m.score for m in entry.members)]
+    places = product(table.sheet.rows[: len(COLOURS)], [column], table.sheet.headings)
+    entries = [table.entries[place] for place in places if place in table.entries]
+    return [entry for entry in entries if any(m.score for m in entry.members)]
 
 
-def table_figure(table: Table, column: str, measure: Measure) -> Any:
+def table_figure(table: Table, column: str) -> Figure:
     """A colour per row, or per model if there is one row."""
-    from matplotlib.figure import Figure
-
     rows, headings = table.sheet.rows, table.sheet.headings
-    averages = [heading for heading in headings if heading != PLAIN]
     entries = _with_curves(table, column)
     windows = [m.window.values for entry in entries for m in entry.members if m.window]
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes, strip = axes_of(figure, windows)
     for entry in entries:
         tone = rows.index(entry.row) if len(rows) > 1 else headings.index(entry.heading)
-        colour = COLOURS[tone % len(COLOURS)]
+        style = {"color": COLOURS[tone % len(COLOURS)], **look(entry.heading, headings)}
         label: str | None = _valid(f"{entry.row}, {entry.heading}")
-        for curve in _seed_curves(axes, entry, measure, colour):
-            style = {"color": colour, **look(entry.heading, averages)}
+        for curve in _seed_curves(axes, entry, table.measure, style["color"]):
             draw_curve(axes, thinned(curve, POINTS), sparse_until(curve.rounds), label, **style)
             label = None  # of the first curve
         for member in entry.members:
             if member.window is not None:
-                strip.plot(*thinned(member.window, POINTS), color=colour, linewidth=1.0)
+                points = thinned(member.window, POINTS)
+                strip.plot(*points, color=style["color"], linewidth=1.0)
     title = _valid(" · ".join(text for text in (table.sheet.title, column) if text))
     hidden = f" (first {len(COLOURS)} rows)" if len(rows) > len(COLOURS) else ""
     axes.set_title(title + hidden, parse_math=False)
-    axes.set_ylabel(_valid(measure.title), parse_math=False)
+    axes.set_ylabel(_valid(table.measure.title), parse_math=False)
     axes.grid(alpha=0.3)
     _legend(figure, [axes], loc="outside lower center")
     return figure
@@ -179,50 +178,41 @@ def table_figure(table: Table, column: str, measure: Measure) -> Any:
 
 def draw_picture(picture: Picture, headings: Sequence[str], folder: Path, name: str) -> list[str]:
     """Draw the panels of a section; returns the file names."""
-    from matplotlib.figure import Figure
-
-    averages = [heading for heading in headings if heading != PLAIN]
     shown = picture.panels[:PANELS]
     across, down = min(ACROSS, len(shown)), -(-len(shown) // ACROSS)
     figure = Figure(figsize=(max(1.6, across) * 3.2, down * 3.2 + 0.8), layout="constrained")
     panels = _panels(figure, across, len(shown))
-    for axes, panel in zip(panels, shown, strict=False):
+    for axes, (title, lines) in zip(panels, shown, strict=False):
         if picture.diagonal:
             axes.plot((0, 100), (0, 100), color="0.6", linewidth=0.8)
-        for heading, points in panel.lines.items():
+        for heading, points in lines.items():
             style: dict[str, Any] = {"color": COLOURS[headings.index(heading) % len(COLOURS)]}
-            style |= look(heading, averages) | ({"linewidth": 1.0} if heading == PLAIN else {})
+            style |= look(heading, headings) | ({"linewidth": 1.0} if heading == PLAIN else {})
             style |= {"marker": "o", "markersize": 3} if picture.diagonal else {}
             axes.plot(*zip(*points, strict=True), label=_valid(heading), **style)
-        axes.set_title(fill(_valid(panel.title), 40), fontsize="small", parse_math=False)
+        axes.set_title(fill(_valid(title), 40), fontsize="small", parse_math=False)
         axes.grid(alpha=0.3)
     _legend(figure, panels, loc="outside upper center", ncols=3)
     figure.supxlabel(_valid(picture.x), fontsize="medium", parse_math=False)
     figure.supylabel(_valid(picture.y), fontsize="medium", parse_math=False)
-    return [save(figure, folder / f"{name}.{ending}") for ending in ("png", "svg")]
+    return save(figure, folder, name, "png", "svg")
 
 
 # The opening of a page of results: curves at the paper's scale, with the paper's numbers
 
-
-class Pair(NamedTuple):
-    """A panel of the opening: the plain model and an average, each with its name."""
-
-    title: str
-    entries: list[tuple[Entry, str]]
+# A panel: its title, and the plain model and an average, each with its name.
+Pair = tuple[str, list[tuple[Entry, str]]]
 
 
-def opening_figure(pairs: Sequence[Pair], title: str, measure: Measure) -> Any:
+def opening_figure(pairs: Sequence[Pair], title: str, measure: Measure) -> Figure:
     """A panel per method."""
-    from matplotlib.figure import Figure
-
     across, down = min(ACROSS, len(pairs)), -(-len(pairs) // ACROSS)
     size = (8, 4) if len(pairs) == 1 else (1 + 2.3 * across, 1 + 1.8 * down)
     figure = Figure(figsize=size, layout="constrained")
     panels = _panels(figure, across, len(pairs))
     seen: list[float] = []  # values that must be visible
-    for panel, pair in zip(panels, pairs, strict=False):
-        for entry, name in pair.entries:
+    for panel, (method, entries) in zip(panels, pairs, strict=False):
+        for entry, name in entries:
             plain = entry.heading == PLAIN
             style = {"color": COLOURS[int(plain)], "linewidth": 1.0 if plain else 1.8}
             label: str | None = name
@@ -240,7 +230,7 @@ def opening_figure(pairs: Sequence[Pair], title: str, measure: Measure) -> Any:
                 panel.plot([1.0], [entry.printed.value], transform=at, **mark)
                 seen.append(entry.printed.value)
         panel.grid(alpha=0.3)
-        panel.set_title(pair.title, fontsize="medium", parse_math=False)
+        panel.set_title(method, fontsize="medium", parse_math=False)
     for panel in panels[max(0, len(pairs) - across) : len(pairs)]:  # no panel is below them
         panel.tick_params(labelbottom=True)
         panel.set_xlabel("round")
@@ -257,33 +247,24 @@ def opening_figure(pairs: Sequence[Pair], title: str, measure: Measure) -> Any:
 # Comparisons
 
 
-def draw_comparison(table: Table, baseline: Entry, measure: Measure, folder: Path) -> None:
+def draw_comparison(table: Table, folder: Path) -> None:
     """Write compare.png and compare.pdf; the same runs give the same files."""
-    import matplotlib as mpl
-
     with mpl.rc_context(PUBLISHED):
-        figure = comparison_figure(table, baseline, measure)
-        save(figure, folder / "compare.png", dpi=300)
-        save(figure, folder / "compare.pdf")
+        save(comparison_figure(table), folder, "compare", "png", "pdf", dpi=300)
 
 
-def comparison_figure(table: Table, baseline: Entry, measure: Measure) -> Any:
+def comparison_figure(table: Table) -> Figure:
     """Mean curves with the deviation over seeds, beside the paired differences."""
-    from matplotlib.figure import Figure
-
-    methods, models = table.sheet.rows, table.sheet.headings
-    averages = [model for model in models if model != PLAIN]
-    looks: dict[tuple[str, str, str], dict[str, Any]] = {}
+    methods, models, measure = table.sheet.rows, table.sheet.headings, table.measure
+    shown: list[tuple[Entry, dict[str, Any]]] = []
     for entry in table.entries.values():
         tone = methods.index(entry.row) if methods[1:] else models.index(entry.heading)
-        if tone < len(COLOURS) and len(looks) < ROWS:
-            style = look(entry.heading, averages, IN_PAPERS)
-            width = {"linewidth": 0.7 if entry.heading == PLAIN else 1.5}
-            looks[entry.place] = {"color": COLOURS[tone], **style, **width}
-    figure = Figure(figsize=(WIDTH, max(2.4, 0.9 + 0.17 * len(looks))), layout="constrained")
+        if tone < len(COLOURS) and len(shown) < ROWS:
+            style = {"color": COLOURS[tone], **look(entry.heading, models, IN_PAPERS)}
+            shown.append((entry, style | {"linewidth": 0.7 if entry.heading == PLAIN else 1.5}))
+    figure = Figure(figsize=(WIDTH, max(2.4, 0.9 + 0.17 * len(shown))), layout="constrained")
     curves, forest = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    shown = [table.entries[place] for place in looks]
-    ranges = [_mean_curve(curves, entry, looks[entry.place], measure) for entry in shown]
+    ranges = [_mean_curve(curves, entry, style, measure) for entry, style in shown]
     seen = np.concatenate([np.empty(0), *ranges])
     seen = seen[np.isfinite(seen)]
     if len(seen):
@@ -294,29 +275,30 @@ def comparison_figure(table: Table, baseline: Entry, measure: Measure) -> Any:
     curves.grid(alpha=0.25, linewidth=0.5)
 
     forest.axvline(0, color="0.4", linewidth=0.6)
-    for place, entry in enumerate(shown):
-        style, gain = looks[entry.place], entry.gain
+    names = []  # only the model if there is one method, only the method if there is one model
+    for place, (entry, style) in enumerate(shown):
+        name = entry.row if len(models) == 1 else entry.heading if not methods[1:] else entry.name
+        names.append(_short(name) + (" (diverged)" if entry.diverged else ""))
+        gain = entry.gain
         filled = gain is not None and gain.marked
         point = {"marker": "o", "markersize": 4, "color": style["color"], "linestyle": "none"}
         point["markerfacecolor"] = style["color"] if filled else "white"
-        if entry.place == baseline.place:
+        if entry.place == table.baseline:
             forest.plot(0, place, **(point | {"marker": "|", "markersize": 7}))
         if gain is None:
             continue
-        ends = [measure.factor * (gain.mean + side * gain.half) for side in (-1, 1)]
         if not isnan(gain.half):
+            ends = [measure.factor * (gain.mean + side * gain.half) for side in (-1, 1)]
             forest.plot(ends, [place, place], **style)
         forest.plot(measure.factor * gain.mean, place, **point)
     forest.set_ylim(len(shown) - 0.5, -0.5)
-    names = []  # only the model if there is one method, only the method if there is one model
-    for entry in shown:
-        name = entry.row if len(models) == 1 else entry.heading if not methods[1:] else entry.name
-        names.append(_short(name) + (" (diverged)" if entry.diverged else ""))
     forest.set_yticks(range(len(shown)), names)
-    for text, entry in zip(forest.get_yticklabels(), shown, strict=True):
-        text.set_color(looks[entry.place]["color"])
+    for text, (_, style) in zip(forest.get_yticklabels(), shown, strict=True):
+        text.set_color(style["color"])
         text.set_parse_math(False)
-    base = baseline.name if len(baseline.name) <= SHORT else "the baseline"
+    row, _, heading = table.baseline or ("", "", "")
+    base = f"{row}/{heading}"
+    base = base if len(base) <= SHORT else "the baseline"
     unit = "points" if measure.is_share else measure.metric
     forest.set_xlabel(printable(f"difference from {base}, {unit}"), parse_math=False)
     forest.tick_params(axis="y", length=0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from wima.core.errors import check, unknown
 from wima.experiments.plan import methods, settings
-from wima.report.frame import Source
+from wima.report.inputs import Source
 from wima.runs.own_code import is_own, label, split
 from wima.runs.settings import CHOICES, NOT_IN_RESULTS, Settings, as_choice
 
@@ -51,15 +51,18 @@ def _model(word: str) -> str:
 
 
 def grouped(runs: Iterable[Source], apart: Collection[str]) -> list[tuple[Facts, list[Source]]]:
-    """Runs with the same settings, except for those in `apart`; what is not set is None.
+    """Runs with the same settings, except for those in `apart`; what is not set is `None`.
 
     Of runs with the same settings and seed, the one that got furthest comes first.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Source]] = {}
     for run in sorted(runs, key=lambda run: (run.state != "done", -run.done, str(run.path))):
-        values = {name: getattr(run.settings, name) for name in type(run.settings).model_fields}
-        facts = tuple((name, str(value)) for name, value in values.items() if name not in apart)
-        groups.setdefault(facts, []).append(run)
+        facts = []
+        for name in (name for name in type(run.settings).model_fields if name not in apart):
+            value = getattr(run.settings, name)
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            facts.append((name, text))
+        groups.setdefault(tuple(facts), []).append(run)
     return [(dict(facts), own) for facts, own in groups.items()]
 
 
@@ -68,16 +71,6 @@ class Name(NamedTuple):
 
     short: str  # of at most LIMIT characters
     whole: str  # with everything that differs
-
-
-def group_facts(settings: Settings) -> Facts:
-    """The settings that define a row of runs, as text, without those that are not set."""
-    values = {name: getattr(settings, name) for name in type(settings).model_fields}
-    return {
-        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in values.items()
-        if name not in {"seed", *NOT_IN_RESULTS} and value is not None
-    }
 
 
 def group_names(groups: Sequence[Facts]) -> list[Name]:

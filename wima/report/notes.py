@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from math import isnan
 from typing import Any
 
-from wima.core.measure import PLAIN, Measure
+from wima.core.measure import PLAIN
 from wima.core.statistics import LEAST, RISK
 from wima.experiments.plan import scales
 from wima.report.table import Table, common_seeds
@@ -21,23 +20,23 @@ NAMED = {"algorithm", "server", "schedule", "data", "alpha"}  # by the rows and 
 LISTED = 4  # places
 
 
-def notes(table: Table, measure: Measure) -> list[str]:
+def notes(table: Table) -> list[str]:
     """All notes on a table, the command last."""
     sheet = table.sheet
-    lines = [level_note(table, measure)]
+    lines = [level_note(table)]
     where = next((e.printed.where for e in table.entries.values() if e.printed), "")
     if where:
         lines.append(f"In parentheses: the paper's number ({where}), and ours minus the paper's.")
-    lines += [*gain_notes(table), *bytes_notes(table, measure)]
+    lines += [*gain_notes(table), *bytes_notes(table)]
     lines += [*settings_notes(table), *_privacy_notes(table)]
     lines += [f"{row}: {whole}." for row, whole in table.long.items()]
     lines += [sheet.note] if sheet.note else []
     return lines + ([f"Command: {sheet.command}"] if sheet.command else [])
 
 
-def level_note(table: Table, measure: Measure) -> str:
+def level_note(table: Table) -> str:
     """The rounds and seeds that a number is averaged over."""
-    mean = f"{measure.title.capitalize()}: mean over the last {table.last} rounds"
+    mean = f"{table.measure.title.capitalize()}: mean over the last {table.last} rounds"
     seeds = common_seeds(table)
     return f"{mean}; {seeds}." if seeds == "1 seed" else f"{mean}, then over {seeds or 'seeds'}."
 
@@ -64,10 +63,10 @@ def holm_note(intervals: int) -> str:
     )
 
 
-def bytes_notes(table: Table, measure: Measure) -> list[str]:
+def bytes_notes(table: Table) -> list[str]:
     """What MB to the target means, and why some are missing; empty if no run recorded them."""
-    recorded = [(r.number, "", "bytes") in table.data.curves for r in table.runs() if r.done]
-    if measure.target is None or not any(recorded):
+    recorded = [("", "bytes") in r.curves for r in table.runs() if r.done]
+    if table.measure.target is None or not any(recorded):
         return []
     older = "" if all(recorded) else " Older runs did not record them."
     return [f"MB: millions of bytes sent to and from clients until that round.{older}"]
@@ -91,7 +90,7 @@ def _privacy_notes(table: Table) -> list[str]:
     spent: dict[str, dict[str, str]] = {}
     for entry in table.entries.values():
         for member in entry.members:
-            budget = table.data.numbers(member.run, "", ["epsilon"]) if member.run else []
+            budget = member.run.numbers("", ["epsilon"]) if member.run else []
             for epsilon in budget:
                 shown = "∞" if isnan(epsilon) else f"{epsilon:.3g}"
                 spent.setdefault(entry.column, {})[entry.row] = shown
@@ -106,45 +105,36 @@ def differences(table: Table) -> str:
 
     A sentence such as `Differs from the preset cifar10 at scale cpu: batch_size = 20.`
     """
-    places = list(_changes(table))
-    if not places:
-        return ""
+    scale, one_column = table.sheet.scale, len(table.sheet.columns) == 1
+    places: list[str] = []  # with a run on a known data set
+    bases: dict[str, None] = {}
     changed: dict[str, list[str]] = {}
-    for place, _, values in places:
-        for name, value in values.items():
-            changed.setdefault(f"{name} = {value}", []).append(place)
+
+    def is_named(name: str, value: Any, row: str) -> bool:
+        """Whether the names in the table already say it."""
+        if scale and (name in NAMED or f"{value} {name.split('_')[0]}" in row):
+            return True  # "15 clients" is clients_per_round = 15
+        known = not table.sheet.cells and name in ("algorithm", "data")
+        return known or f"{name}=" in table.long.get(row, row)
+
+    for entry in table.entries.values():
+        runs = [member.run for member in entry.members if member.run is not None]
+        nearest = _nearest(runs[0].settings, scale) if runs and entry.heading == PLAIN else None
+        if nearest is not None:
+            preset, values = nearest
+            bases[preset] = None
+            places.append(entry.row if one_column else f"{entry.row} on {entry.column}")
+            for name, value in values.items():
+                if not is_named(name, value, entry.row):
+                    changed.setdefault(f"{name} = {value}", []).append(places[-1])
     texts = []
     for text, where in changed.items():
         more = f" and {len(where) - LISTED} more" if len(where) > LISTED else ""
         listed = "" if len(where) == len(places) else f" ({', '.join(where[:LISTED])}{more})"
         texts.append(text + listed)
-    bases = dict.fromkeys(preset for _, preset, _ in places)
-    scale = f" at scale {table.sheet.scale}" if table.sheet.scale else ""
-    preset = f"the preset{'s' * (len(bases) > 1)} {', '.join(bases)}{scale}"
-    return f"Differs from {preset}: {'; '.join(texts)}." if texts else ""
-
-
-def _changes(table: Table) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Each place with a run on a known data set: its name, preset, and what differs."""
-    one_column = len(table.sheet.columns) == 1
-    for entry in table.entries.values():
-        runs = [member.run for member in entry.members if member.run is not None]
-        if entry.heading != PLAIN or not runs:
-            continue
-        nearest = _nearest(runs[0].settings, table.sheet.scale)
-        if nearest is not None:
-            preset, values = nearest
-            place = entry.row if one_column else f"{entry.row} on {entry.column}"
-            kept = {n: v for n, v in values.items() if not _is_named(n, v, entry.row, table)}
-            yield place, preset, kept
-
-
-def _is_named(name: str, value: Any, row: str, table: Table) -> bool:
-    """Whether the names in the table already say it."""
-    if table.sheet.scale and (name in NAMED or f"{value} {name.split('_')[0]}" in row):
-        return True  # "15 clients" is clients_per_round = 15
-    whole = table.long.get(row, row)
-    return f"{name}=" in whole or (not table.sheet.cells and name in ("algorithm", "data"))
+    preset = f"the preset{'s' * (len(bases) > 1)} {', '.join(bases)}"
+    at = f" at scale {scale}" if scale else ""
+    return f"Differs from {preset}{at}: {'; '.join(texts)}." if texts else ""
 
 
 def _nearest(settings: Settings, scale: str) -> tuple[str, dict[str, Any]] | None:

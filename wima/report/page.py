@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
-from markdown_it import MarkdownIt
 from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
 
 from wima.core.measure import Measure, megabytes
-from wima.report.figures import PANELS, Band, band_of
-from wima.report.frame import Omitted, Source
+from wima.report.figures import PANELS, band_of
+from wima.report.inputs import Omitted, Source
 from wima.report.names import proper
 from wima.report.notes import bytes_notes, gain_notes, settings_notes
 from wima.report.paper_page import (
@@ -34,24 +34,14 @@ from wima.report.paper_page import (
     glance_notes,
     headline,
 )
-from wima.report.sections import below
+from wima.report.sections import Section, below
 from wima.report.statistics import Curve, thinned
 from wima.report.table import Entry, Table, common_seeds
 from wima.runs.summary import sparse_until
 
 FOLDER = Path(__file__).parent / "web"
-SCRIPTS = (
-    "dom.js",
-    "scale.js",
-    "curves.js",
-    "chart.js",
-    "strip.js",
-    "legend.js",
-    "table.js",
-    "sections.js",
-    "runs.js",
-    "page.js",
-)
+PARTS = "dom scale curves chart strip legend table sections runs page"
+SCRIPTS = [f"{name}.js" for name in PARTS.split()]
 BUDGET = 1_200_000  # points of all curves together, about 6 MB
 LEAST, MOST = 60, 1000  # points per curve
 OWN = ("started", "engine", "threads", "workers", "clients")  # facts of a run, not of its machine
@@ -62,26 +52,31 @@ CIRCLES = "Circles: the paper's gain; grey where our settings differ from the pa
 def page(
     tables: Sequence[Table],
     omitted: Sequence[Omitted],
-    measure: Measure,
     facts: Mapping[str, str],
     author: Notes,
     files: Mapping[str, Sequence[str]],
 ) -> str:
     """The page for these tables.  files: slug -> the other files of a table."""
-    data = payload(tables, omitted, measure) | {"facts": facts, "files": files}
+    data = payload(tables, omitted) | {"facts": facts, "files": files}
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for char in "<>&":  # so that it cannot close the script element
+        text = text.replace(char, f"\\u{ord(char):04x}")
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     beside = beside_paper(tables)
-    grid = glance(beside, measure)
     by_data = "\n\n".join(f"## {name}\n\n{text}" for name, text in author.by_data.items())
     environment = Environment(
         loader=FileSystemLoader(FOLDER), autoescape=True, keep_trailing_newline=True
     )
     return environment.get_template("page.html").render(
         facts=facts,
-        headline=headline(tables, measure),
-        glance={**grid._asdict(), "title": TITLE, "notes": " ".join(glance_notes(beside))},
-        forest=forest(comparisons(tables), measure),
+        headline=headline(tables),
+        glance={
+            **glance(beside)._asdict(),
+            "title": TITLE,
+            "notes": " ".join(glance_notes(beside)),
+        },
+        forest=forest(comparisons(tables)),
         notes=[
             ("notes", "Notes", _html(author.general)),
             ("details", "By data set", _html(by_data)),
@@ -89,12 +84,16 @@ def page(
         policy={name: _hash(text) for name, text in (("style", style), ("script", script))},
         style=style,
         script=script,
-        data=_inside_html(data),
+        data=text,
     )
 
 
 def _html(notes: str) -> Markup:
     """The author's notes, in Markdown, with headings below the page's own."""
+    if not notes:
+        return Markup()
+    from markdown_it import MarkdownIt  # an extra: `read_notes` checks that it is installed
+
     reader = MarkdownIt("commonmark", {"html": False}).disable("image").enable("table")
     tokens = reader.parse(notes)
     for token in tokens:
@@ -108,59 +107,13 @@ def _hash(text: str) -> Markup:
     return Markup(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'")
 
 
-def _inside_html(data: Any) -> str:
-    """JSON that cannot close the script element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for char in "<>&":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
-
-
-def forest(found: Sequence[Found], measure: Measure) -> dict[str, Any]:
-    """The gains as a forest plot: a block with its own axis for each column of the tables.
-
-    Places on a track are in percent, so that it fits every screen.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    shown = found[:GAINS]
-    blocks = []
-    for column in dict.fromkeys(one.entry.column for one in shown):
-        own = [one for one in shown if one.entry.column == column]
-        numbers = []  # mean, half of the interval, the paper's gain
-        for one in own:
-            numbers.append(
-                (measure.factor * one.gain.mean, measure.factor * one.gain.half, one.paper)
-            )
-        ends = [0.0]
-        for mean, half, paper in numbers:
-            half = 0.0 if isnan(half) else half
-            ends += [mean - half, mean + half, *([] if paper is None else [paper])]
-        room = 0.06 * (max(ends) - min(ends)) or 1.0
-        low, high = min(ends) - room, max(ends) + room
-
-        def at(value: float, low: float = low, high: float = high) -> str:
-            return f"{100 * (value - low) / (high - low):.2f}%"
-
-        rows = []
-        for one, (mean, half, paper) in zip(own, numbers, strict=True):
-            unclear = isnan(half) or abs(mean) <= half
-            first, *rest = measure.interval(one.gain).split(" ", 1)
-            row = {
-                "name": proper(one.entry.row),
-                "kind": "unclear" if unclear else "better" if measure.sign * mean > 0 else "worse",
-                "at": at(mean),
-                "ends": [] if isnan(half) else [at(mean - half), at(mean + half)],
-                "paper": "" if paper is None else at(paper),
-                "same": one.table.sheet.scale == "paper",
-                "mean": first,
-                "interval": " ".join(rest),
-            }
-            rows.append(row)
-        ticks = [t for t in MaxNLocator(3).tick_values(low, high) if low <= t <= high]
-        texts = [f"{round(t, 9):+g}".replace("-", "−") if abs(t) > 1e-9 else "0" for t in ticks]
-        marks = [(at(tick), text) for tick, text in zip(ticks, texts, strict=True)]
-        blocks.append({"name": proper(column), "zero": at(0), "ticks": marks, "rows": rows})
+def forest(found: Sequence[Found]) -> dict[str, Any]:
+    """The gains as a forest plot: a block with its own axis for each column of the tables."""
+    if not found:
+        return {"blocks": [], "notes": ""}
+    shown, measure = found[:GAINS], found[0].table.measure
+    columns = dict.fromkeys(one.entry.column for one in shown)
+    blocks = [_block([one for one in shown if one.entry.column == name]) for name in columns]
     unit = "in points" if measure.is_share else f"of test {measure.metric}"
     notes = [f"Average minus plain, {unit}, with 95 % intervals; an axis per block."]
     notes += [CIRCLES] if any(one.paper is not None for one in shown) else []
@@ -169,30 +122,55 @@ def forest(found: Sequence[Found], measure: Measure) -> dict[str, Any]:
     return {"blocks": blocks, "notes": " ".join(notes)}
 
 
+def _block(found: Sequence[Found]) -> dict[str, Any]:
+    """Places on a track are in percent, so that it fits every screen."""
+    measure = found[0].table.measure
+    ends = [0.0]
+    for one in found:
+        half = 0.0 if isnan(one.gain.half) else one.gain.half
+        ends += [measure.factor * (one.gain.mean + side * half) for side in (-1, 1)]
+        ends += [] if one.paper is None else [one.paper]
+    room = 0.06 * (max(ends) - min(ends)) or 1.0
+    low, high = min(ends) - room, max(ends) + room
+
+    def at(value: float) -> str:
+        return f"{100 * (value - low) / (high - low):.2f}%"
+
+    rows = []
+    for one in found:
+        mean, half = measure.factor * one.gain.mean, measure.factor * one.gain.half
+        unclear = isnan(half) or abs(mean) <= half
+        first, *rest = measure.interval(one.gain).split(" ", 1)
+        row = {
+            "name": proper(one.entry.row),
+            "kind": "unclear" if unclear else "better" if measure.sign * mean > 0 else "worse",
+            "at": at(mean),
+            "ends": [] if isnan(half) else [at(mean - half), at(mean + half)],
+            "paper": "" if one.paper is None else at(one.paper),
+            "same": one.table.sheet.scale == "paper",
+            "mean": first,
+            "interval": " ".join(rest),
+        }
+        rows.append(row)
+    ticks = [t for t in MaxNLocator(3).tick_values(low, high) if low <= t <= high]
+    texts = [f"{round(t, 9):+g}".replace("-", "−") if abs(t) > 1e-9 else "0" for t in ticks]
+    marks = [(at(tick), text) for tick, text in zip(ticks, texts, strict=True)]
+    return {"name": proper(found[0].entry.column), "zero": at(0), "ticks": marks, "rows": rows}
+
+
 # The data
 
 
-def payload(
-    tables: Sequence[Table], omitted: Sequence[Omitted], measure: Measure
-) -> dict[str, Any]:
+def payload(tables: Sequence[Table], omitted: Sequence[Omitted]) -> dict[str, Any]:
     """Everything that the page draws, as JSON."""
-    data = tables[0].data
+    measure = tables[0].measure
     shown = {run.number: run for table in tables for run in table.runs()}
     runs = sorted(shown.values(), key=lambda run: str(run.path))
     index = {run.number: i for i, run in enumerate(runs)}
     entries = [entry for table in tables for entry in table.entries.values()]
-    bands = {id(entry): band_of(entry.members) for entry in entries}
-    curves = {
-        (run.number, kind): {
-            model: data.curves[run.number, model, metric]
-            for model in run.models
-            if (run.number, model, metric) in data.curves
-        }
-        for run in runs
-        for kind, metric in (("curves", measure.metric), ("windows", "window"))
-    }
-    count = sum(map(len, curves.values()))
-    count += 3 * sum(band is not None for band in bands.values())
+    count = 3 * sum(band_of(entry.members) is not None for entry in entries)
+    metrics = {measure.metric, "window"}
+    count += sum(metric in metrics for run in runs for _, metric in run.curves)
     points = min(MOST, max(LEAST, BUDGET // max(count, 1)))
     machines: dict[str, int] = {}
     return {
@@ -203,57 +181,46 @@ def payload(
             "sign": measure.sign,
             "target": None if measure.target is None else measure.factor * measure.target,
         },
-        "tables": [_table(table, index, measure, bands, points) for table in tables],
-        "runs": [_run(run, curves, machines, points, measure) for run in runs],
+        "tables": [_table(table, index, points) for table in tables],
+        "runs": [_run(run, machines, points, measure) for run in runs],
         "machines": [json.loads(text) for text in machines],
         "omitted": [list(item) for item in omitted],
     }
 
 
-def _table(
-    table: Table,
-    index: Mapping[int, int],
-    measure: Measure,
-    bands: Mapping[int, Band | None],
-    points: int,
-) -> dict[str, Any]:
+def _table(table: Table, index: Mapping[int, int], points: int) -> dict[str, Any]:
     sheet = table.sheet
     names = ["name", "title", "shown", "kind", "scale", "note", "command"]
     names += ["rows", "columns", "headings"]
-    entries = []
-    for entry in table.entries.values():
-        shown, band = _entry(table, entry, index, measure), bands[id(entry)]
-        entries.append(shown if band is None else {**shown, "band": _band(band, points, measure)})
     facts = {name: getattr(sheet, name) for name in names}
     facts |= {"slug": table.slug, "last": table.last, "settings": settings_notes(table)}
     facts |= {"seeds": common_seeds(table), "long": dict(table.long)}
-    facts |= {"sections": made} if (made := _sections(table)) else {}
-    notes = [*gain_notes(table), *bytes_notes(table, measure)]
-    return {**facts, "gainNotes": notes, "entries": entries}
+    facts |= {"sections": made} if (made := [*map(_section, below(table))]) else {}
+    facts["gainNotes"] = [*gain_notes(table), *bytes_notes(table)]
+    entries = [_entry(table, entry, index, points) for entry in table.entries.values()]
+    return {**facts, "entries": entries}
 
 
-def _sections(table: Table) -> list[dict[str, Any]]:
-    """The sections below a table; the points of their figures have two decimals."""
-    made = []
-    for section in below(table):
-        shown: dict[str, Any] = {"title": section.title, "notes": section.notes}
-        shown["grid"] = section.grid[:3]
-        if section.picture is not None:
-            panels = [
-                [title, {h: np.round(points, 2).tolist() for h, points in lines.items()}]
-                for title, lines in section.picture.panels[:PANELS]
-            ]
-            hidden = len(section.picture.panels) - len(panels)
-            shown["picture"] = [*section.picture[:3], panels, hidden]
-        made.append(shown)
+def _section(section: Section) -> dict[str, Any]:
+    """A section below a table; the points of its figure have two decimals."""
+    made: dict[str, Any] = {
+        "title": section.title,
+        "notes": section.notes,
+        "grid": section.grid[:3],
+    }
+    if section.picture is not None:
+        panels = [
+            [title, {h: np.round(points, 2).tolist() for h, points in lines.items()}]
+            for title, lines in section.picture.panels[:PANELS]
+        ]
+        hidden = len(section.picture.panels) - len(panels)
+        made["picture"] = [*section.picture[:3], panels, hidden]
     return made
 
 
-def _entry(
-    table: Table, entry: Entry, index: Mapping[int, int], measure: Measure
-) -> dict[str, Any]:
+def _entry(table: Table, entry: Entry, index: Mapping[int, int], points: int) -> dict[str, Any]:
     """A number in a table.  Values are as shown: percent for an accuracy."""
-    sheet, gain = table.sheet, entry.gain
+    sheet, measure, gain = table.sheet, table.measure, entry.gain
     scores = [*entry.scores.values()] if entry.seeds else []
 
     def shown(value: float) -> float | None:
@@ -288,26 +255,30 @@ def _entry(
         made["paper"] = entry.printed.value
         made |= {"where": entry.printed.where, "remark": entry.printed.remark}
         made["paperGain"] = table.paper_gain(entry)
+    if band := band_of(entry.members):  # the mean over seeds as a curve, with its ends
+        scale = measure.factor * 10**measure.digits
+        kept = np.isin(band.rounds, thinned(band.mean, points).rounds)
+        made["band"] = _curve(band.mean, points, scale)
+        for name, values in (("low", band.values.min(axis=0)), ("high", band.values.max(axis=0))):
+            made["band"][name] = _points(Curve(band.rounds[kept], values[kept]), scale)["v"]
+        made["band"]["seeds"] = band.seeds
     return made
 
 
-def _run(
-    run: Source,
-    curves: Mapping[tuple[int, str], Mapping[str, Curve]],
-    machines: dict[str, int],
-    points: int,
-    measure: Measure,
-) -> dict[str, Any]:
+def _run(run: Source, machines: dict[str, int], points: int, measure: Measure) -> dict[str, Any]:
     texts = {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in run.environment.items()
         if name != "command"
     }
     machine = json.dumps({name: text for name, text in texts.items() if name not in OWN})
-    values, windows = curves[run.number, "curves"], curves[run.number, "windows"]
     words = run.environment.get("command")
     command = "" if words is None else str(words)
     scale = measure.factor * 10**measure.digits
+    values, windows = (
+        {m: run.curves[m, metric] for m in run.models if (m, metric) in run.curves}
+        for metric in (measure.metric, "window")
+    )
     return {
         "name": str(run.path),
         "state": run.state,
@@ -331,15 +302,6 @@ def _curve(curve: Curve, points: int, scale: float) -> dict[str, Any]:
     """A curve for the page; `sparse`: the round up to which evaluations are points."""
     until = sparse_until(curve.rounds)
     return _points(thinned(curve, points), scale) | ({"sparse": until} if until else {})
-
-
-def _band(band: Band, points: int, measure: Measure) -> dict[str, Any]:
-    """The mean over seeds as a curve, with the minimum and maximum in the same rounds."""
-    scale = measure.factor * 10**measure.digits
-    kept = np.isin(band.rounds, thinned(band.mean, points).rounds)
-    ends = {"low": band.values.min(axis=0), "high": band.values.max(axis=0)}
-    own = {n: _points(Curve(band.rounds[kept], v[kept]), scale)["v"] for n, v in ends.items()}
-    return {**_curve(band.mean, points, scale), **own, "seeds": band.seeds}
 
 
 def _points(curve: Curve, scale: float = 1) -> dict[str, Any]:

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from wima.core.measure import PLAIN, Measure
-from wima.core.statistics import RISK, holm
+from wima.core.measure import PLAIN
+from wima.core.statistics import RISK
 from wima.experiments.plan import scales
 from wima.report.figures import Pair, opening_figure, save
-from wima.report.frame import Omitted
+from wima.report.inputs import Omitted
 from wima.report.names import proper
 from wima.report.notes import gain_notes, notes
-from wima.report.statistics import Interval
+from wima.report.statistics import Interval, corrected
 from wima.report.table import Entry, Grid, Table
 from wima.report.text import in_markdown, markdown, markdown_list, markdown_table
 
@@ -71,36 +71,39 @@ def comparisons(tables: Sequence[Table]) -> list[Found]:
     counts = Counter(model for models in trainings.values() for model in models)
     [(common, _)] = counts.most_common(1) or [("", 0)]
     chosen = [models.get(common, next(iter(models.values()))) for models in trainings.values()]
-    ps = iter(holm([one.gain.p for one in chosen if not isnan(one.gain.p)]))
-    gains = [
-        one.gain._replace(holm=one.gain.p if isnan(one.gain.p) else next(ps)) for one in chosen
-    ]
+    gains = corrected([one.gain for one in chosen])
     return [
         one._replace(entry=one.entry._replace(gain=gain))
         for one, gain in zip(chosen, gains, strict=True)
     ]
 
 
-def headline(tables: Sequence[Table], measure: Measure) -> str:
+def headline(tables: Sequence[Table]) -> str:
     """Whether averaging helps, by how much and how confidently."""
-    found = comparisons(tables)
+    found, measure = comparisons(tables), tables[0].measure
     if not found:
         return "No comparison yet: no finished run has an average beside the plain model."
     models = {one.entry.model for one in found}
     who = f"Averaging ({proper(models.pop())})" if len(models) == 1 else "Averaging"
     counts = {_seeds(one.gain) for one in found}
-    seeds = "1 seed: this says nothing about other seeds."
-    if counts != {1}:
-        few, many = min(counts), max(counts)
-        seeds = f"{many} seeds." if few == many else f"{few} to {many} seeds."
+    few, many = min(counts), max(counts)
+    seeds = f"{many} seeds." if few == many else f"{few} to {many} seeds."
+    seeds = "1 seed: this says nothing about other seeds." if counts == {1} else seeds
+
+    def points(value: float) -> str:
+        return measure.number(value, signed=True) + (" points" if measure.is_share else "")
+
+    def between(low: float, high: float) -> str:
+        return f" [{measure.number(low, signed=True)}, {measure.number(high, signed=True)}]"
+
     if len(found) == 1:
-        [only] = found
-        text = f"{_points(only.gain.mean, measure)}, no interval: too few evaluations"
-        if not isnan(only.gain.half):
-            sides = (only.gain.mean + side * only.gain.half for side in (-1, 1))
-            ends = ", ".join(measure.number(end, signed=True) for end in sides)
-            text = f"{_points(only.gain.mean, measure)} [{ends}]"
-        return f"{who} changes test {measure.metric} by {text} ({only.place}). {seeds}"
+        gain = found[0].gain
+        text = f"{who} changes test {measure.metric} by {points(gain.mean)}"
+        if isnan(gain.half):
+            text += ", no interval: too few evaluations"
+        else:
+            text += between(gain.mean - gain.half, gain.mean + gain.half)
+        return f"{text} ({found[0].place}). {seeds}"
 
     improvements = [measure.sign * one.gain.mean for one in found]
     better = sum(improvement > 0 for improvement in improvements)
@@ -111,17 +114,16 @@ def headline(tables: Sequence[Table], measure: Measure) -> str:
         worse = f", significantly worse in {clear.count(False)}" if False in clear else ""
         some = "" if known == len(found) else f" of {known} with an interval"
         sure = f" (significantly in {clear.count(True)}{some}{worse})"
-    gain = "gain" if measure.sign > 0 else "change"
+    up = measure.sign > 0
     gains = sorted(one.gain.mean for one in found)
-    middle = f"median {gain} {_points(median(gains), measure)}"
-    if ends_of_median := median_interval(gains):
-        low, high = (measure.number(end, signed=True) for end in ends_of_median)
-        middle += f" [{low}, {high}]"
+    middle = f"median {'gain' if up else 'change'} {points(median(gains))}"
+    if ends := median_interval(gains):
+        middle += between(*ends)
     worst = found[improvements.index(min(improvements))]
-    name = f"smallest {gain}"
+    name = "smallest gain" if up else "smallest change"
     if min(improvements) < 0:
-        name = f"largest {'loss' if measure.sign > 0 else 'rise'}"
-    least = f"{name} {_points(worst.gain.mean, measure)} ({worst.place})"
+        name = "largest loss" if up else "largest rise"
+    least = f"{name} {points(worst.gain.mean)} ({worst.place})"
     what = f"{who} improves test {measure.metric} in {better} of {len(found)} comparisons"
     return f"{what}{sure}; {middle}; {least}. {seeds}"
 
@@ -137,10 +139,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     n = len(values)
     k = sum(float(bdtr(heads, n, 0.5)) <= RISK / 2 for heads in range(n))
     return (values[k - 1], values[n - k]) if k else None
-
-
-def _points(value: float, measure: Measure) -> str:
-    return measure.number(value, signed=True) + (" points" if measure.is_share else "")
 
 
 def _seeds(gain: Interval) -> int:
@@ -161,7 +159,7 @@ def beside_paper(tables: Sequence[Table]) -> list[Found]:
     found: dict[tuple[str, str], Found] = {}
     for table in sorted(tables, key=distance):
         for entry in table.entries.values():
-            plain = table.entry(entry.row, entry.column, PLAIN)
+            plain = table.plain(entry)
             printed = entry.heading != PLAIN and entry.printed and plain and plain.printed
             if printed and (entry.gain is not None or entry.text == "N/A"):
                 found.setdefault((entry.column, entry.row), Found(table, entry))
@@ -169,11 +167,11 @@ def beside_paper(tables: Sequence[Table]) -> list[Found]:
     return [found[place] for place in sorted(found, key=lambda place: columns.index(place[0]))]
 
 
-def glance(found: Sequence[Found], measure: Measure) -> Grid:
+def glance(found: Sequence[Found]) -> Grid:
     """The paper's gains beside ours: a line for each data set and method."""
     lines = []
     for table, entry in found:
-        paper, gain = table.paper_gain(entry), entry.gain
+        paper, gain, measure = table.paper_gain(entry), entry.gain, table.measure
         theirs = "N/A" if paper is None else measure.number(paper / 100, signed=True)
         ours = "N/A" if gain is None else measure.interval(gain)
         seeds = entry.basis if gain is None else str(_seeds(gain))
@@ -218,20 +216,20 @@ def opening(found: Sequence[Found]) -> tuple[str, str, list[Pair]]:
     for table, entry in shown:
         seeds = f"{entry.seeds} seed{'s' * (entry.seeds > 1)}" if entry.seeds else entry.basis
         missing = " (paper: N/A)" if table.paper_gain(entry) is None else ""
-        models = filter(None, (table.entry(entry.row, column, PLAIN), entry))
+        models = filter(None, (table.plain(entry), entry))
         title = f"{proper(entry.row)}, {seeds}{missing}"
-        pairs.append(Pair(title, [(model, proper(model.model)) for model in models]))
+        pairs.append((title, [(model, proper(model.model)) for model in models]))
     stem = re.sub(r"[^a-z0-9]+", "-", f"{shown[0].table.slug}-{column}".lower()).strip("-")
-    return f"{stem}.png", column, pairs
+    return stem, column, pairs
 
 
-def draw_opening(found: Sequence[Found], folder: Path, measure: Measure) -> str:
+def draw_opening(found: Sequence[Found], folder: Path) -> str:
     """Draw the opening, if the paper's scale was run; returns the file's name."""
-    name, column, pairs = opening(found)
-    if pairs:
-        title = f"{column}, at the paper's scale"
-        save(opening_figure(pairs, title, measure), folder / name, DPI)
-    return name
+    stem, column, pairs = opening(found)
+    if not pairs:
+        return ""
+    figure = opening_figure(pairs, f"{column}, at the paper's scale", found[0].table.measure)
+    return save(figure, folder, stem, "png", dpi=DPI)[0]
 
 
 # The page in Markdown
@@ -264,7 +262,6 @@ def split_notes(text: str, tables: Sequence[Table]) -> Notes:
 def markdown_page(
     tables: Sequence[Table],
     omitted: Sequence[Omitted],
-    measure: Measure,
     facts: Mapping[str, str],
     author: Notes,
     picture: str = "",
@@ -274,11 +271,11 @@ def markdown_page(
     facts: title, command, version and date of the page; picture: the file of the opening.
     """
     beside = beside_paper(tables)
-    parts = [f"# {in_markdown(facts['title'])}", f"**{in_markdown(headline(tables, measure))}**"]
+    parts = [f"# {in_markdown(facts['title'])}", f"**{in_markdown(headline(tables))}**"]
     if picture:
         parts.append(f"![Curves at the paper's scale, and the paper's numbers]({picture})")
     if beside:
-        parts += [f"## {TITLE}", markdown_table(glance(beside, measure))]
+        parts += [f"## {TITLE}", markdown_table(glance(beside))]
         parts.append(markdown_list(glance_notes(beside)))
     parts.append(f"Made by `{facts['command']}`, wima {facts['version']}, {facts['made']}.")
     parts += filter(None, [author.general])
@@ -288,26 +285,23 @@ def markdown_page(
             parts.append(f"## {in_markdown(name)}")
             for table in pieces:
                 shared = {*gain_notes(table), table.sheet.note if table.sheet.scale else None}
-                own = [line for line in notes(table, measure) if line not in shared]
-                parts.append("##" + markdown(table, measure, own).rstrip("\n"))
+                own = [line for line in notes(table) if line not in shared]
+                parts.append("##" + markdown(table, own).rstrip("\n"))
             if name in author.by_data:
                 parts += [f"### Notes on {in_markdown(name)}", author.by_data[name]]
     else:
-        parts += ["#" + markdown(table, measure).rstrip("\n") for table in tables]
+        parts += ["#" + markdown(table).rstrip("\n") for table in tables]
 
     runs = {run.number: run for table in tables for run in table.runs()}.values()
-    machines = Counter(_machine(run.environment) for run in runs).most_common()
+    keys = ("processor", "cores", "python", "torch", "wima", "code")
+    facts_of = ([f"{k} {r.environment[k]}" for k in keys if r.environment.get(k)] for r in runs)
+    machines = Counter(map(", ".join, facts_of))
     lines = [f"{sum(run.seconds or 0 for run in runs) / 3600:.1f} hours of rounds in total"]
-    lines += [f"{count} run{'s' * (count > 1)}: {machine}" for machine, count in machines]
+    lines += [f"{n} run{'s' * (n > 1)}: {machine}" for machine, n in machines.most_common()]
     parts += ["## Machines", markdown_list(lines)]
     left = [f"- {in_markdown(item.path)}: {in_markdown(item.reason)}" for item in omitted]
     parts += ["## Left out", "\n".join(left)] if left else []
     return "\n\n".join(parts) + "\n"
-
-
-def _machine(environment: Mapping[str, Any]) -> str:
-    keys = ("processor", "cores", "python", "torch", "wima", "code")
-    return ", ".join(f"{key} {environment[key]}" for key in keys if environment.get(key))
 
 
 def _legend(tables: Sequence[Table]) -> list[str]:
@@ -325,7 +319,7 @@ def _legend(tables: Sequence[Table]) -> list[str]:
 
 
 def by_data(tables: Sequence[Table]) -> dict[str, list[Table]]:
-    """For each data set, its columns as a table each."""
+    """For each data set, its columns as a table each; several are named in their titles."""
     found: dict[str, list[Table]] = {}
     for table in tables:
         columns: dict[str, dict[str, list[Entry]]] = {}  # data set -> column -> entries
@@ -336,18 +330,15 @@ def by_data(tables: Sequence[Table]) -> dict[str, list[Table]]:
                     own = columns.setdefault(proper(runs[0].settings.data.name), {})
                     own.setdefault(column, []).append(entry)
         for name, own in columns.items():
-            parts = (_part(table, column, own[column], len(own) > 1) for column in own)
-            found.setdefault(name, []).extend(parts)
+            for column, entries in own.items():
+                rows, headings = {e.row for e in entries}, {e.heading for e in entries}
+                title = table.sheet.title + (f": {column}" if len(own) > 1 else "")
+                sheet = table.sheet._replace(
+                    title=title,
+                    rows=[row for row in table.sheet.rows if row in rows],
+                    columns=[column],
+                    headings=[heading for heading in table.sheet.headings if heading in headings],
+                )
+                part = table._replace(sheet=sheet, entries={e.place: e for e in entries})
+                found.setdefault(name, []).append(part)
     return found
-
-
-def _part(table: Table, column: str, entries: Sequence[Entry], several: bool) -> Table:
-    """Some entries of a column; its name is in the title if there are several."""
-    rows, headings = {entry.row for entry in entries}, {entry.heading for entry in entries}
-    sheet = table.sheet._replace(
-        title=f"{table.sheet.title}: {column}" if several else table.sheet.title,
-        rows=[row for row in table.sheet.rows if row in rows],
-        columns=[column],
-        headings=[heading for heading in table.sheet.headings if heading in headings],
-    )
-    return table._replace(sheet=sheet, entries={entry.place: entry for entry in entries})

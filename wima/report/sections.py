@@ -6,15 +6,16 @@ Numbers are means over seeds; gains over plain are paired by seed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from math import isnan, nan
 from typing import NamedTuple
 
 import numpy as np
 
 from wima.core.measure import PLAIN, Measure
-from wima.report.frame import CALIBRATION, LEVELS
+from wima.report.inputs import LEVELS
 from wima.report.notes import holm_note
-from wima.report.statistics import Interval, corrected, gain_over_seeds, late
+from wima.report.statistics import Interval, corrected, gain, late
 from wima.report.table import Entry, Grid, Member, Table, places
 
 Points = list[tuple[float, float]]
@@ -25,20 +26,13 @@ CALIBRATED = (
 )
 
 
-class Panel(NamedTuple):
-    """The models of one place."""
-
-    title: str
-    lines: dict[str, Points]  # by heading
-
-
 class Picture(NamedTuple):
     """A panel per place, all with the same axes."""
 
     x: str
     y: str
     diagonal: bool
-    panels: list[Panel]
+    panels: list[tuple[str, dict[str, Points]]]  # title, and the points of each heading
 
 
 class Section(NamedTuple):
@@ -67,66 +61,56 @@ class Column(NamedTuple):
 
 def below(table: Table) -> list[Section]:
     """The sections that have numbers."""
-    made = (_clients(table), _finetuned(table), _calibration(table))
-    return [section for section in made if section is not None]
-
-
-def _clients(table: Table) -> Section | None:
-    """Mean, spread and quartiles over clients, and how many gained or lost by averaging."""
-    measure = _client_measure(table)
-    mean, *rest = _client_columns(measure)
+    runs = table.runs()  # clients were evaluated by this metric, whatever the table shows
+    leading = next((run.leading for run in runs if run.leading), "accuracy")
+    measure = Measure(leading).directed(run.environment for run in runs)
+    columns = [
+        Column("mean", "mean", measure, "gain in mean"),
+        Column("worst 10 %", "worst", measure, "gain in worst 10 %"),
+        Column("gained", "gained"),
+        Column("lost", "lost"),
+    ]
+    sections = []
     spread = [Column("deviation", "deviation", measure)]
     spread += [Column(f"{level} %", level, measure) for level in ("25", "50", "75")]
-    found = _grid(table, [mean, *spread, *rest], {"": "clients"})
-    if found is None:
-        return None
-    grid, notes = found
+    if found := _grid(table, [columns[0], *spread, *columns[1:]], {"": "clients"}):
+        grid, notes = found
+        quartiles = "25, 50, 75 %: quartiles of clients."
+        notes = [*_client_notes(table, "clients", measure), quartiles, *notes]
+        sections.append(Section("clients", "Clients", grid, notes, _distribution(table, measure)))
+    if found := _grid(table, columns, {"before": "before", "after": "after"}):
+        grid, notes = found
+        stage = "Before and after fine-tuning on each client."
+        notes = [stage, *_client_notes(table, "before", measure), *notes]
+        sections.append(Section("finetuned", "Fine-tuning", grid, notes))
+    columns = [
+        Column("ECE", "ece", Measure("ece"), "change in ECE"),
+        Column("NLL", "loss", Measure("loss"), "change in NLL"),
+    ]
+    if found := _grid(table, columns, {"": ""}):
+        grid, notes = found
+        notes = [f"Mean over the last {table.last} rounds; lower is better.", CALIBRATED, *notes]
+        panels = _panels(table, _reliability)
+        if panels:
+            notes.append("Picture: the last evaluated round; bins of several seeds are pooled.")
+        picture = Picture("mean confidence of a bin, %", "accuracy, %", True, panels)
+        sections.append(Section("calibration", "Calibration", grid, notes, picture))
+    return sections
 
-    def distribution(members: Sequence[Member]) -> Points:
-        """The cumulative distribution over clients: the mean of each quantile over seeds."""
-        metrics = [f"clients.{level}" for level in LEVELS]
-        rows = [table.data.numbers(m.run, m.model, metrics) for m in members if m.run]
+
+def _distribution(table: Table, measure: Measure) -> Picture:
+    """The cumulative distribution over clients: the mean of each quantile over seeds."""
+    metrics = [f"clients.{level}" for level in LEVELS]
+
+    def draw(members: Sequence[Member]) -> Points:
+        rows = [m.run.numbers(m.model, metrics) for m in members if m.run]
         rows = [row for row in rows if row]
         values = measure.factor * np.mean(rows, axis=0) if rows else np.empty(0)
         return list(zip(values.tolist(), map(float, LEVELS), strict=False))
 
     accuracy = measure.title.replace(measure.metric, f"{measure.metric} of a client")
-    axes = (accuracy, "share of clients with at most this, %")
-    picture = Picture(*axes, False, _panels(table, distribution))
-    quartiles = "25, 50, 75 %: quartiles of clients."
-    notes = [*_client_notes(table, "clients", measure), quartiles, *notes]
-    return Section("clients", "Clients", grid, notes, picture)
-
-
-def _finetuned(table: Table) -> Section | None:
-    """The same before and after each client fine-tunes the model on its own examples."""
-    measure = _client_measure(table)
-    stages = {stage: stage for stage in ("before", "after")}
-    found = _grid(table, _client_columns(measure), stages)
-    if found is None:
-        return None
-    grid, notes = found
-    stage = "Before and after fine-tuning on each client."
-    notes = [stage, *_client_notes(table, "before", measure), *notes]
-    return Section("finetuned", "Fine-tuning", grid, notes)
-
-
-def _calibration(table: Table) -> Section | None:
-    """Errors over the last rounds, and accuracy against confidence in the last round."""
-    columns = [
-        Column("ECE", "ece", Measure("ece"), "change in ECE"),
-        Column("NLL", "loss", Measure("loss"), "change in NLL"),
-    ]
-    found = _grid(table, columns, {"": ""})
-    if found is None:
-        return None
-    grid, notes = found
-    notes = [f"Mean over the last {table.last} rounds; lower is better.", CALIBRATED, *notes]
-    panels = _panels(table, _reliability)
-    if panels:
-        notes.append("Picture: the last evaluated round; bins of several seeds are pooled.")
-    picture = Picture("mean confidence of a bin, %", "accuracy, %", True, panels)
-    return Section("calibration", "Calibration", grid, notes, picture)
+    panels = _panels(table, draw)
+    return Picture(accuracy, "share of clients with at most this, %", False, panels)
 
 
 def _reliability(members: Sequence[Member]) -> Points:
@@ -142,29 +126,14 @@ def _reliability(members: Sequence[Member]) -> Points:
     return points
 
 
-def _client_measure(table: Table) -> Measure:
-    """The metric that clients were evaluated by, whatever the table shows."""
-    runs = table.runs()
-    leading = next((run.leading for run in runs if run.leading), "accuracy")
-    return Measure(leading).directed(run.environment for run in runs)
-
-
-def _client_columns(measure: Measure) -> list[Column]:
-    return [
-        Column("mean", "mean", measure, "gain in mean"),
-        Column("worst 10 %", "worst", measure, "gain in worst 10 %"),
-        Column("gained", "gained"),
-        Column("lost", "lost"),
-    ]
-
-
 def _client_notes(table: Table, kind: str, measure: Measure) -> list[str]:
     """What the numbers mean."""
-    frame, runs = table.data.frame, [run.number for run in table.runs()]
-    counted = frame[(frame.metric == f"{kind}.count") & frame.run.isin(runs)]
+    counted = [
+        c for run in table.runs() for (_, m), c in run.curves.items() if m == f"{kind}.count"
+    ]
     rounds, counts = (
-        f"{own.min():.0f}" if own.min() == own.max() else f"{own.min():.0f} to {own.max():.0f}"
-        for own in (counted.t, counted.value)
+        f"{min(own):.0f}" if min(own) == max(own) else f"{min(own):.0f} to {max(own):.0f}"
+        for own in ([c.rounds[0] for c in counted], [c.values[0] for c in counted])
     )
     when = f"in the last round in which clients were evaluated ({rounds})"
     return [
@@ -174,26 +143,23 @@ def _client_notes(table: Table, kind: str, measure: Measure) -> list[str]:
     ]
 
 
-def _numbers(table: Table, member: Member, kind: str, columns: Sequence[Column]) -> Numbers:
+def _numbers(member: Member, kind: str, columns: Sequence[Column], last: int) -> Numbers:
     """The numbers that the run recorded for this model, by metric; empty if it has none.
 
     Those of a kind (clients, before, after) are the newest, the others means over the last rounds.
     """
-    if member.run is None:
+    run = member.run
+    if run is None:
         return {}
-    curves, run = table.data.curves, member.run
+    names = {c.metric: f"{kind}.{c.metric}" if kind else c.metric for c in columns}
+    found = {m: run.curves.get((member.model, n)) for m, n in names.items()}
+    curves = {metric: curve for metric, curve in found.items() if curve is not None}
     if kind:
-        keys = {c.metric: (run.number, member.model, f"{kind}.{c.metric}") for c in columns}
-        return {name: float(curves[key].values[-1]) for name, key in keys.items() if key in curves}
-    values = [
-        late(curves[run.number, member.model, name], run.done, table.last)
-        for name in CALIBRATION
-        if (run.number, member.model, name) in curves
-    ]
-    if len(values) < len(CALIBRATION):
+        return {metric: float(curve.values[-1]) for metric, curve in curves.items()}
+    if len(curves) < len(columns):
         return {}
-    pairs = zip(CALIBRATION, values, strict=True)
-    return {name: float(np.mean(own)) for name, own in pairs if len(own)}
+    values = {metric: late(curve, run.done, last) for metric, curve in curves.items()}
+    return {metric: float(np.mean(own)) for metric, own in values.items() if len(own)}
 
 
 def _grid(
@@ -207,68 +173,64 @@ def _grid(
     def by_seed(entry: Entry | None, kind: str) -> dict[int, Numbers]:
         """The numbers of the finished seeds; empty if one of them diverged."""
         members = [] if entry is None or entry.text else [m for m in entry.members if m.counts]
-        numbers = {m.seed: _numbers(table, m, kind, columns) for m in members}
+        numbers = {m.seed: _numbers(m, kind, columns, table.last) for m in members}
         return {seed: own for seed, own in numbers.items() if own}
 
-    lines: list[tuple[list[str], Entry, dict[int, Numbers], dict[int, Numbers]]] = []
-    for entry, names in places(table):
-        for label, kind in kinds.items():
-            if any(_numbers(table, member, kind, columns) for member in entry.members):
-                labels = [*names, entry.heading, *([label] if label else [])]
-                base = None if entry.heading == PLAIN else table.entry(*entry.place[:2], PLAIN)
-                lines.append((labels, entry, by_seed(entry, kind), by_seed(base, kind)))
+    lines: list[tuple[list[str], Entry, dict[int, Numbers]]] = []
+    gains: dict[tuple[int, str], Interval] = {}
+    gained = [column.metric for column in columns if column.gain]
+    for (entry, names), (label, kind) in product(places(table), kinds.items()):
+        if not any(_numbers(member, kind, columns, table.last) for member in entry.members):
+            continue
+        values = by_seed(entry, kind)
+        plain = by_seed(None if entry.heading == PLAIN else table.plain(entry), kind)
+        shared = [(values[seed], plain[seed]) for seed in values if seed in plain]
+        for metric in gained if shared else []:
+            pairs = [own[metric] - base[metric] for own, base in shared]
+            gains[len(lines), metric] = gain(pairs, "seeds")
+        lines.append(([*names, entry.heading, *([label] if label else [])], entry, values))
     if not lines:
         return None
-
-    gains: dict[tuple[int, str], Interval] = {}
-    for number, (_, _, values, plain) in enumerate(lines):
-        for metric in (column.metric for column in columns if column.gain):
-            pairs = [values[seed][metric] - plain[seed][metric] for seed in values if seed in plain]
-            if pairs:
-                gains[number, metric] = gain_over_seeds(pairs)
     gains = dict(zip(gains, corrected([*gains.values()]), strict=True))
 
-    counts = {len(values) for _, _, values, _ in lines if values}
+    counts = {len(values) for *_, values in lines if values}
     seeds = ["seeds"] if len(counts) > 1 else []
     header = [""] * len(lines[0][0])
     for column in columns:
         header += [column.heading, column.gain] if column.gain and gains else [column.heading]
     body = []
-    for number, (labels, entry, values, _) in enumerate(lines):
+    for number, (labels, entry, values) in enumerate(lines):
         cells = []
         for column in columns:
             means = [own[column.metric] for own in values.values() if column.metric in own]
             cells.append(column.text(float(np.mean(means)) if means else nan))
             if column.gain and gains:
-                gain = gains.get((number, column.metric))
+                change = gains.get((number, column.metric))
                 measure = column.measure or Measure()
-                cells.append("" if gain is None else measure.interval(gain))
+                cells.append("" if change is None else measure.interval(change))
         cells = cells if values else [entry.text or "-", *cells[1:]]
         body.append([*labels, *cells, *(str(len(values)) for _ in seeds)])
 
     word = next(column.gain for column in columns if column.gain).split(" ")[0].capitalize()
-    notes = _grid_notes(word, [*gains.values()], counts)
+    over = f"{max(counts, default=0)} seeds" if len(counts) == 1 else "seeds"
+    notes = [f"Means over {over}."] if counts - {0, 1} else []
+    intervals = sum(not isnan(one.half) for one in gains.values())
+    if intervals:
+        notes += [f"{word}: against plain, paired by seed, with Student's 95 % interval."]
+        notes += [holm_note(intervals)]
+    elif gains:
+        notes += [f"{word}: against plain. One seed: no interval; this says nothing about others."]
     return Grid(len(lines[0][0]), [*header, *seeds], body), notes
 
 
-def _grid_notes(word: str, gains: Sequence[Interval], counts: set[int]) -> list[str]:
-    over = f"{max(counts, default=0)} seeds" if len(counts) == 1 else "seeds"
-    lines = [f"Means over {over}."] if counts - {0, 1} else []
-    shown = [gain for gain in gains if not isnan(gain.half)]
-    if shown:
-        lines += [f"{word}: against plain, paired by seed, with Student's 95 % interval."]
-        lines += [holm_note(len(shown))]
-    elif gains:
-        lines += [f"{word}: against plain. One seed: no interval; this says nothing about others."]
-    return lines
-
-
-def _panels(table: Table, draw: Callable[[Sequence[Member]], Points]) -> list[Panel]:
+def _panels(
+    table: Table, draw: Callable[[Sequence[Member]], Points]
+) -> list[tuple[str, dict[str, Points]]]:
     """A panel for each place in which a model has points, from finished runs."""
-    panels: dict[tuple[str, ...], dict[str, Points]] = {}
+    panels: dict[str, dict[str, Points]] = {}
     for entry, names in places(table):
         found = [] if entry.text else draw([m for m in entry.members if m.counts])
         points = [point for point in found if np.isfinite(point).all()]
         if points:
-            panels.setdefault(tuple(names), {})[entry.heading] = points
-    return [Panel(" · ".join(names), lines) for names, lines in panels.items()]
+            panels.setdefault(" · ".join(names), {})[entry.heading] = points
+    return [*panels.items()]

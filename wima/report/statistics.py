@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wima.core.statistics import LAST, RISK, Estimate, holm, of_independent, of_series
+from wima.core.statistics import LAST, RISK, holm, of_independent, of_series
 
 Floats = NDArray[np.float64]
 Basis = Literal["seeds", "rounds"]
@@ -63,12 +63,14 @@ def score(
 ) -> Score:
     """All numbers of one curve.  sign = -1 if lower is better, as for a loss."""
     values = late(curve, end, last)
-    if not len(values):
-        return Score(nan, nan, nan, nan, reached(curve, target, sign), 0)
-    jump = float(np.mean(np.abs(np.diff(values)))) if len(values) > 1 else nan
-    lost = forgetting(curve, end, last, sign)
-    mean, deviation = float(np.mean(values)), float(np.std(values))
-    return Score(mean, deviation, jump, lost, reached(curve, target, sign), len(values))
+    return Score(
+        mean=float(np.mean(values)) if len(values) else nan,
+        deviation=float(np.std(values)) if len(values) else nan,
+        jump=float(np.mean(np.abs(np.diff(values)))) if len(values) > 1 else nan,
+        forgetting=forgetting(curve, end, last, sign),
+        reached=reached(curve, target, sign),
+        evaluations=len(values),
+    )
 
 
 def forgetting(curve: Curve, end: int, last: int = LAST, sign: int = 1) -> float:
@@ -97,24 +99,14 @@ def over_seeds(means: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(means)), deviation
 
 
-def gain_over_seeds(differences: Sequence[float]) -> Interval:
-    """Mean of paired differences, one per seed, with Student's interval.
+def gain(differences: Sequence[float] | Floats, basis: Basis) -> Interval:
+    """Mean of paired differences, one per seed or per round of one run, with its interval.
 
-    Both models of a pair saw the same cohorts, so what a seed does to both cancels out.
+    Both models of a pair saw the same cohorts, so what a seed does to both cancels out.  Over
+    rounds, the interval is widened for their correlation and says nothing about other seeds.
     """
-    return _interval(of_independent(differences), "seeds", len(differences))
-
-
-def gain_over_rounds(differences: Floats) -> Interval:
-    """Mean difference over the rounds of one run, with an interval widened for their correlation.
-
-    The interval is for the mean of this run and says nothing about other seeds.
-    """
-    return _interval(of_series(differences), "rounds", len(differences))
-
-
-def _interval(found: Estimate, basis: Basis, size: int) -> Interval:
-    return Interval(found.mean, found.margin(), basis, size, found.p)
+    found = of_independent(differences) if basis == "seeds" else of_series(differences)
+    return Interval(found.mean, found.margin(), basis, len(differences), found.p)
 
 
 def corrected(gains: Sequence[Interval]) -> list[Interval]:

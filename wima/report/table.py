@@ -7,7 +7,8 @@ table of methods and models, which it compares with one of its entries.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, product
 from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
@@ -17,18 +18,10 @@ import numpy as np
 from wima.core.measure import PLAIN, Measure, megabytes
 from wima.core.statistics import last_rounds
 from wima.experiments.sheet import Printed, Sheet, own_sheet, printed
-from wima.report.frame import Data, Omitted, Source
-from wima.report.names import group_facts, group_names
-from wima.report.statistics import (
-    Curve,
-    Interval,
-    Score,
-    corrected,
-    gain_over_rounds,
-    gain_over_seeds,
-    over_seeds,
-    score,
-)
+from wima.report.inputs import Data, Omitted, Source
+from wima.report.names import group_names, grouped
+from wima.report.statistics import Curve, Interval, Score, corrected, gain, over_seeds, score
+from wima.runs.settings import NOT_IN_RESULTS
 
 GAIN = "gain of "  # followed by a heading
 RUNS = "runs"  # the name of the table of runs that are in no sheet
@@ -136,34 +129,37 @@ class Table(NamedTuple):
     """A sheet with its numbers."""
 
     sheet: Sheet  # its cells are no longer used
+    measure: Measure
     last: int
     entries: dict[Place, Entry]
-    data: Data
+    baseline: Place | None = None  # of a comparison; None: gains are over plain in the same place
     slug: str = ""  # its name in file names
     long: Mapping[str, str] = {}  # row -> the full text of a shortened name
 
-    def entry(self, row: str, column: str, heading: str) -> Entry | None:
-        return self.entries.get((row, column, heading))
-
     @property
     def gains(self) -> list[Interval]:
-        """The gains over plain, in the order of the entries."""
+        """All gains, in the order of the entries."""
         return [entry.gain for entry in self.entries.values() if entry.gain]
 
     def runs(self) -> Iterable[Source]:
         members = (member for entry in self.entries.values() for member in entry.members)
         return {m.run.number: m.run for m in members if m.run is not None}.values()
 
+    def plain(self, entry: Entry) -> Entry | None:
+        """The plain model in the same place."""
+        return self.entries.get((entry.row, entry.column, PLAIN))
+
     def paper_gain(self, entry: Entry) -> float | None:
         """The difference between the paper's two numbers, in points."""
-        plain = self.entry(entry.row, entry.column, PLAIN)
+        plain = self.plain(entry)
         if entry.heading == PLAIN or plain is None or not (entry.printed and plain.printed):
             return None
         own, base = entry.printed.value, plain.printed.value
         return None if own is None or base is None else own - base
 
 
-Members = Mapping[str, Mapping[int, tuple[Source | None, str]]]  # heading -> seed -> run, model
+# The runs in each place: seed -> run, and the name of the model in its records.
+Places = dict[Place, dict[int, tuple[Source | None, str]]]
 
 
 def sheet_table(path: Path, sheet: Sheet, data: Data, measure: Measure) -> Table:
@@ -175,123 +171,115 @@ def sheet_table(path: Path, sheet: Sheet, data: Data, measure: Measure) -> Table
         columns=[column for column in sheet.columns if column in columns],
         cells=[cell for cell in sheet.cells if cell.row in rows and cell.column in columns],
     )
-    places: dict[tuple[str, str], dict[str, dict[int, tuple[Source | None, str]]]] = {}
+    places: Places = {}
     for cell in sheet.cells:
         run = data.runs.get((path.parent / cell.run).resolve())
-        place = places.setdefault((cell.row, cell.column), {})
         for heading, model in cell.models.items():
-            place.setdefault(heading, {}).setdefault(cell.seed, (run, model))
-    return _with_gains_over_plain(sheet, places, data, measure.last or sheet.last, measure)
+            seeds = places.setdefault((cell.row, cell.column, heading), {})
+            seeds.setdefault(cell.seed, (run, model))
+    return make_table(sheet, places, measure)
 
 
-def runs_table(runs: Sequence[Source], data: Data, measure: Measure) -> tuple[Table, list[Omitted]]:
+def runs_table(runs: Sequence[Source], measure: Measure) -> tuple[Table, list[Omitted]]:
     """The table of runs that are in no sheet: a row per group that differs only in the seed.
 
     Also returns runs that repeat another one.
     """
-    groups: dict[tuple[tuple[str, str], ...], dict[int, Source]] = {}
+    groups = [
+        ({name: text for name, text in facts.items() if text != "None"}, own)
+        for facts, own in grouped(runs, {"seed", *NOT_IN_RESULTS})
+    ]
+    groups.sort(key=lambda group: [*group[0].items()])
+    names = group_names([facts for facts, _ in groups])
+    places: Places = {}
     repeats = []
-    for run in sorted(runs, key=lambda run: (run.state != "done", -run.done, str(run.path))):
-        group = groups.setdefault(tuple(group_facts(run.settings).items()), {})
-        first = group.setdefault(run.settings.seed, run)
-        if first is not run:
-            repeats.append(Omitted(str(run.path), f"the same settings and seed as {first.path}"))
-    keys = sorted(groups)
-    names = group_names([dict(key) for key in keys])
-    places: dict[tuple[str, str], Members] = {}
-    for name, key in zip(names, keys, strict=True):
-        seeds = groups[key]
-        models = dict.fromkeys(model for run in seeds.values() for model in run.models) or [PLAIN]
-        members = {m: {seed: (run, m) for seed, run in seeds.items()} for m in models}
-        places[name.short, ""] = members
-    headings = list(dict.fromkeys(m for run in runs for m in run.models)) or [PLAIN]
-    headings.sort(key=lambda heading: heading != PLAIN)
-    last = measure.last or last_rounds(min((run.settings.rounds for run in runs), default=1))
+    for name, (_, own) in zip(names, groups, strict=True):
+        seeds: dict[int, Source] = {}
+        for run in own:
+            first = seeds.setdefault(run.settings.seed, run)
+            if first is not run:
+                why = f"the same settings and seed as {first.path}"
+                repeats.append(Omitted(str(run.path), why))
+        for model in models_of(seeds.values()):
+            places[name.short, "", model] = {seed: (run, model) for seed, run in seeds.items()}
+    headings = sorted(models_of(runs), key=lambda heading: heading != PLAIN)
+    last = last_rounds(min((run.settings.rounds for run in runs), default=1))
     title = "Runs" if len(names) > 1 else f"Runs of {names[0].short}"
     rows = [name.short for name in names]
     sheet = own_sheet(RUNS, title, last, rows=rows, headings=headings)
-    table = _with_gains_over_plain(sheet, places, data, last, measure)
+    table = make_table(sheet, places, measure)
     return table._replace(long={n.short: n.whole for n in names if n.whole != n.short}), repeats
 
 
-def _with_gains_over_plain(
-    sheet: Sheet,
-    places: Mapping[tuple[str, str], Members],
-    data: Data,
-    last: int,
-    measure: Measure,
+def models_of(runs: Iterable[Source]) -> list[str]:
+    """The models of all runs; plain if none was evaluated."""
+    return list(dict.fromkeys(model for run in runs for model in run.models)) or [PLAIN]
+
+
+def make_table(
+    sheet: Sheet, places: Places, measure: Measure, baseline: Place | None = None
 ) -> Table:
+    """The numbers of a sheet, with gains corrected for their number (Holm)."""
+    last = measure.last or sheet.last
     entries = {}
-    for (row, column), headings in places.items():
-        for heading, seeds in headings.items():
-            members = [member(s, *seeds[s], data, last, measure) for s in sorted(seeds)]
-            paper = printed(sheet.name, row, column, heading) if measure.is_share else None
-            entries[row, column, heading] = entry_of(row, column, heading, members, paper)
+    for place, seeds in places.items():
+        members = [_member(seed, *seeds[seed], last, measure) for seed in sorted(seeds)]
+        paper = printed(sheet.name, *place) if measure.is_share else None
+        entries[place] = _entry(place, members, paper)
+    table = Table(sheet, measure, last, entries, baseline)
+    gains = {}
+    for place, entry in entries.items():
+        base = entries[baseline] if baseline else table.plain(entry)
+        if base is not None and base is not entry:
+            gains[place] = _gain(entry, base, last if baseline is None else None)
+    known = {place: gain for place, gain in gains.items() if gain is not None}
+    marked = dict(zip(known, corrected([*known.values()]), strict=True))
+    return table._replace(
+        entries={place: entry._replace(gain=marked.get(place)) for place, entry in entries.items()}
+    )
 
-    def plain(entry: Entry) -> Entry | None:
-        return None if entry.heading == PLAIN else entries.get((entry.row, entry.column, PLAIN))
 
-    return Table(sheet, last, with_gains(entries, plain, last), data)
-
-
-def member(
-    seed: int, run: Source | None, model: str, data: Data, last: int, measure: Measure
-) -> Member:
+def _member(seed: int, run: Source | None, model: str, last: int, measure: Measure) -> Member:
     """A seed with its numbers."""
-    curve = data.curves.get((run.number, model, measure.metric)) if run else None
+    curve = run.curves.get((model, measure.metric)) if run else None
     if run is None or curve is None:
         return Member(seed, model, run)
     numbers = score(curve, run.done, last, measure.target, measure.sign)
-    sent = data.curves.get((run.number, "", "bytes"))
+    sent = run.curves.get(("", "bytes"))
     there = sent.values[sent.rounds == numbers.reached] if sent else []
     return Member(
         seed=seed,
         model=model,
         run=run,
         curve=curve,
-        window=data.curves.get((run.number, model, "window")),
+        window=run.curves.get((model, "window")),
         score=numbers,
         sent=int(there[0]) if len(there) else None,
     )
 
 
-def entry_of(
-    row: str, column: str, heading: str, members: list[Member], paper: Printed | None = None
-) -> Entry:
+def _entry(place: Place, members: list[Member], paper: Printed | None) -> Entry:
     """The level: mean and deviation over the finished seeds; NaN if one of them diverged."""
-    entry = Entry(row, column, heading, members, nan, nan, paper)
+    entry = Entry(*place, members, nan, nan, paper)
     if entry.diverged:  # the others would look too good
         return entry
     mean, deviation = over_seeds([score.mean for score in entry.scores.values()])
     return entry._replace(mean=mean, deviation=deviation)
 
 
-def with_gains(
-    entries: Mapping[Place, Entry], base_of: Callable[[Entry], Entry | None], last: int | None
-) -> dict[Place, Entry]:
-    """The entries with their paired differences from a base, corrected for their number (Holm).
+def _gain(entry: Entry, base: Entry, last: int | None) -> Interval | None:
+    """The paired difference over the seeds that both have; None if a seed of either diverged.
 
     last: if there is one pair, its interval is computed over so many rounds; None: it has none.
     """
-    gains = {}
-    for place, entry in entries.items():
-        base = base_of(entry)
-        if base is not None and (gain := _gain(entry, base, last)) is not None:
-            gains[place] = gain
-    marked = dict(zip(gains, corrected([*gains.values()]), strict=True))
-    return {place: entry._replace(gain=marked.get(place)) for place, entry in entries.items()}
-
-
-def _gain(entry: Entry, base: Entry, last: int | None) -> Interval | None:
-    """The paired difference over the seeds that both have; None if a seed of either diverged."""
     if entry.diverged or base.diverged:
         return None
     others = {member.seed: member for member in base.members if member.counts}
     pairs = [(m, others[m.seed]) for m in entry.members if m.counts and m.seed in others]
     if last is not None and len(pairs) == 1:
-        return gain_over_rounds(_differences(*pairs[0], last))
+        return gain(_differences(*pairs[0], last), "rounds")
     means = [a.score.mean - b.score.mean for a, b in pairs if a.score and b.score]
-    return gain_over_seeds(means) if means else None
+    return gain(means, "seeds") if means else None
 
 
 def _differences(member: Member, base: Member, last: int) -> np.ndarray:
@@ -314,63 +302,60 @@ class Grid(NamedTuple):
     best: Collection[tuple[int, int]] = ()  # line and column of the best in each place
 
 
-def grid(table: Table, measure: Measure) -> Grid:
+def grid(table: Table) -> Grid:
     """Our numbers, with the paper's number and the difference in parentheses.
 
-    With one column: a line per row.  With several: a line per row and model, as in the paper.
     There is a column for seeds only if their number varies.
     """
-    sheet = table.sheet
+    sheet, measure = table.sheet, table.measure
+    header, rows = _layout(sheet)
+    labels, counted = len(header), [] if common_seeds(table) else ["seeds"]
+    gained = [h for h in sheet.headings if h != PLAIN and PLAIN in sheet.headings]
+    if labels == 1:
+        header += [n for h in sheet.headings for n in ([h, GAIN + h] if h in gained else [h])]
+    else:
+        header += sheet.columns
+    leaders = _leaders(table)
     lines: list[list[str]] = []
     best: set[tuple[int, int]] = set()
-    counted = [] if common_seeds(table) else ["seeds"]
-    if len(sheet.columns) == 1:
-        [column] = sheet.columns
-        gained = [h for h in sheet.headings if h != PLAIN and PLAIN in sheet.headings]
-        names = [n for h in sheet.headings for n in ([h, GAIN + h] if h in gained else [h])]
-        for row in sheet.rows:
-            entries = {h: table.entry(row, column, h) for h in sheet.headings}
-            best |= {(len(lines), 1 + names.index(h)) for h in _leaders(entries, measure)}
-            cells = []
-            for heading, entry in entries.items():
-                gains = [_gain_text(table, entry, measure)] if heading in gained else []
-                cells += [_value_text(entry, measure), *gains]
-            lines.append([row, *cells, *(_seeds(entries.values()) for _ in counted)])
-        return Grid(1, [column, *names, *counted], lines, best)
-    for row in sheet.rows:
-        places = [{h: table.entry(row, c, h) for h in sheet.headings} for c in sheet.columns]
-        leaders = [_leaders(place, measure) for place in places]
-        for heading in sheet.headings:
-            across = [place[heading] for place in places]
-            if not any(across):
-                continue
-            best |= {(len(lines), 2 + i) for i, names in enumerate(leaders) if heading in names}
-            values = [_value_text(entry, measure) for entry in across]
-            lines.append([row, heading, *values, *(_seeds(across) for _ in counted)])
-            differences = [_gain_text(table, entry, measure) for entry in across]
-            if any(differences):
-                lines.append([row, GAIN + heading, *differences, *("" for _ in counted)])
-    return Grid(2, ["", "", *sheet.columns, *counted], lines, best)
+    for names, places in rows:
+        entries = [table.entries.get(place) for place in places]
+        if not any(entries):
+            continue
+        cells = [*names]
+        for place, entry in zip(places, entries, strict=True):
+            best |= {(len(lines), len(cells))} if place in leaders else set()
+            cells.append(_value_text(entry, measure))
+            if labels == 1 and place[2] in gained:
+                cells.append(_gain_text(table, entry))
+        lines.append([*cells, *(_seeds(entries) for _ in counted)])
+        gains = [_gain_text(table, entry) for entry in entries] if labels > 1 else []
+        if any(gains):
+            lines.append([names[0], GAIN + names[1], *gains, *("" for _ in counted)])
+    return Grid(labels, [*header, *counted], lines, best)
 
 
-def target_grid(table: Table, measure: Measure) -> Grid | None:
+def target_grid(table: Table) -> Grid | None:
     """The rounds that each model needs to reach the target, if there is one."""
-    sheet = table.sheet
-    if measure.target is None:
+    if table.measure.target is None:
         return None
-    if len(sheet.columns) == 1:
-        [column] = sheet.columns
-        lines = [
-            [row, *(_reached_text(table.entry(row, column, h)) for h in sheet.headings)]
-            for row in sheet.rows
-        ]
-        return Grid(1, [column, *sheet.headings], lines)
-    lines = [
-        [row, heading, *(_reached_text(table.entry(row, c, heading)) for c in sheet.columns)]
-        for row in sheet.rows
-        for heading in sheet.headings
-    ]
-    return Grid(2, ["", "", *sheet.columns], [line for line in lines if any(line[2:])])
+    header, rows = _layout(table.sheet)
+    labels = len(header)
+    header += table.sheet.headings if labels == 1 else table.sheet.columns
+    lines = [[*names, *map(_reached_text, map(table.entries.get, own))] for names, own in rows]
+    return Grid(labels, header, [line for line in lines if labels == 1 or any(line[labels:])])
+
+
+def _layout(sheet: Sheet) -> tuple[list[str], list[tuple[list[str], list[Place]]]]:
+    """The headings of the labels, and for each line its labels and places.
+
+    With one column: a line per row.  With several: a line per row and model, as in the paper.
+    """
+    rows, columns, headings = sheet.rows, sheet.columns, sheet.headings
+    if len(columns) == 1:
+        return [*columns], [([row], [(row, columns[0], h) for h in headings]) for row in rows]
+    lines = [([row, h], [(row, c, h) for c in columns]) for row in rows for h in headings]
+    return ["", ""], lines
 
 
 def common_seeds(table: Table) -> str:
@@ -383,22 +368,25 @@ def places(table: Table) -> Iterator[tuple[Entry, list[str]]]:
     """The entries row by row, with the names of row and column if there are several."""
     sheet = table.sheet
     several = len(sheet.rows) > 1, len(sheet.columns) > 1
-    for place in [(row, column) for row in sheet.rows for column in sheet.columns]:
-        names = [name for name, needed in zip(place, several, strict=True) if needed]
-        entries = (table.entry(*place, heading) for heading in sheet.headings)
-        yield from ((entry, names) for entry in entries if entry is not None)
+    for place in product(sheet.rows, sheet.columns, sheet.headings):
+        if place in table.entries:
+            yield table.entries[place], list(compress(place, several))
 
 
-def _leaders(entries: Mapping[str, Entry | None], measure: Measure) -> set[str]:
-    """The models with the best number as shown; none if all are equal."""
-    shown = {
-        heading: round(measure.sign * measure.factor * entry.mean, measure.digits)
-        for heading, entry in entries.items()
-        if entry is not None and not isnan(entry.mean)
+def _leaders(table: Table) -> set[Place]:
+    """The best number of each row and column, as shown; none if all models are equal."""
+    shown: dict[tuple[str, str], dict[Place, float]] = {}
+    measure = table.measure
+    for place, entry in table.entries.items():
+        if not isnan(entry.mean):
+            number = round(measure.sign * measure.factor * entry.mean, measure.digits)
+            shown.setdefault(place[:2], {})[place] = number
+    return {
+        place
+        for numbers in shown.values()
+        for place, number in numbers.items()
+        if number == max(numbers.values()) > min(numbers.values())
     }
-    if len(set(shown.values())) < 2:
-        return set()
-    return {heading for heading, number in shown.items() if number == max(shown.values())}
 
 
 def _value_text(entry: Entry | None, measure: Measure) -> str:
@@ -414,13 +402,13 @@ def _value_text(entry: Entry | None, measure: Measure) -> str:
     return f"{ours} ({paper:.2f}, {measure.number(entry.mean - paper / 100, signed=True)})"
 
 
-def _gain_text(table: Table, entry: Entry | None, measure: Measure) -> str:
+def _gain_text(table: Table, entry: Entry | None) -> str:
     """The gain over plain with its interval, followed by the paper's gain."""
     if entry is None or entry.gain is None:
         return ""
     paper = table.paper_gain(entry)
-    behind = "" if paper is None else f" ({measure.number(paper / 100, signed=True)})"
-    return measure.interval(entry.gain) + behind
+    behind = "" if paper is None else f" ({table.measure.number(paper / 100, signed=True)})"
+    return table.measure.interval(entry.gain) + behind
 
 
 def _reached_text(entry: Entry | None) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
+from pathlib import Path
 from typing import Any
 
-from wima.core.measure import Measure
 from wima.core.text import in_spreadsheet
 from wima.report.names import proper
 from wima.report.notes import bytes_notes, level_note, notes
 from wima.report.sections import Section, below
-from wima.report.table import GAIN, Grid, Table, grid, target_grid
+from wima.report.table import GAIN, Entry, Grid, Table, grid, target_grid
 
 DATA = ["sheet", "row", "column", "heading", "seed", "run", "model", "state"]
 DATA += ["rounds_done", "rounds", "mean", "deviation", "jump", "forgetting", "reached"]
@@ -24,6 +24,11 @@ SPECIAL = {char: "\\" + char for char in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {"±": r"$\pm$", "α": r"$\alpha$", "−": "$-$", "<": "$<$", ">": "$>$", '"': "''"}
 SPECIAL |= {"†": r"$\dagger$", "≤": r"$\le$"}
+
+
+def write(path: Path, text: str) -> None:
+    """Write text; file names in it may be invalid Unicode, which is written as escapes."""
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 # Markdown
@@ -51,24 +56,24 @@ def markdown_table(table: Grid, bold: bool = False) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def markdown(table: Table, measure: Measure, lines: Sequence[str] | None = None) -> str:
+def markdown(table: Table, lines: Sequence[str] | None = None) -> str:
     """A table with its notes, or with the given ones."""
-    lines = notes(table, measure) if lines is None else lines
-    parts = [f"# {in_markdown(table.sheet.title)}", markdown_table(grid(table, measure))]
-    target = target_grid(table, measure)
+    parts = [f"# {in_markdown(table.sheet.title)}", markdown_table(grid(table))]
+    target = target_grid(table)
     if target is not None:
-        parts += [f"{_target_title(table, measure)}:", markdown_table(target)]
-    parts.append(markdown_list(lines))
+        parts += [f"{_target_title(table)}:", markdown_table(target)]
+    parts.append(markdown_list(notes(table) if lines is None else lines))
     for section in below(table):
         parts += [f"**{in_markdown(section.title)}**", markdown_table(section.grid)]
         parts.append(markdown_list(section.notes))
     return "\n\n".join(parts) + "\n"
 
 
-def _target_title(table: Table, measure: Measure) -> str:
+def _target_title(table: Table) -> str:
+    measure = table.measure
     assert measure.target is not None
     unit = " %" if measure.is_share else ""
-    sent = ", and MB until then" if bytes_notes(table, measure) else ""
+    sent = ", and MB until then" if bytes_notes(table) else ""
     return f"Rounds to a test {measure.metric} of {measure.number(measure.target)}{unit}{sent}"
 
 
@@ -81,10 +86,10 @@ def in_latex(text: str) -> str:
     return "{" + "".join(known) + "}"
 
 
-def latex(table: Table, measure: Measure) -> str:
+def latex(table: Table) -> str:
     """A table environment for a document that loads booktabs; notes and command are comments."""
-    rows, target = grid(table, measure), target_grid(table, measure)
-    parts = [f"{table.sheet.title}.", level_note(table, measure)]
+    rows, target = grid(table), target_grid(table)
+    parts = [f"{table.sheet.title}.", level_note(table)]
     if any(entry.printed for entry in table.entries.values()):
         parts.append("In parentheses: the paper's number, and ours minus the paper's.")
     parts += ["Bold: the best model in each place."] if rows.best else []
@@ -95,10 +100,10 @@ def latex(table: Table, measure: Measure) -> str:
         parts.append("†: excludes zero after Holm's correction.")
     body = tabular(rows)
     if target is not None:
-        title = _target_title(table, measure)
+        title = _target_title(table)
         parts.append(f"Below: {title[0].lower()}{title[1:]}.")
         body += [r"\medskip", "", *tabular(target)]
-    comments = [r"\usepackage{booktabs}", *notes(table, measure)]
+    comments = [r"\usepackage{booktabs}", *notes(table)]
     return environment(comments, " ".join(parts), body, table.slug)
 
 
@@ -117,18 +122,9 @@ def environment(
 ) -> str:
     """A floating table around tabulars, after comments, which LaTeX ignores."""
     lines = [" ".join(text.split()).encode("ascii", "backslashreplace") for text in comments]
-    return "\n".join(
-        [
-            *(f"% {line.decode()}" for line in lines),
-            r"\begin{table}",
-            r"\centering\small",
-            rf"\caption{{{in_latex(caption)}}}",
-            *([rf"\label{{tab:{label}}}"] if label else []),
-            *tabulars,
-            r"\end{table}",
-            "",
-        ]
-    )
+    top = [*(f"% {line.decode()}" for line in lines), r"\begin{table}", r"\centering\small"]
+    top += [rf"\caption{{{in_latex(caption)}}}", *([rf"\label{{tab:{label}}}"] if label else [])]
+    return "\n".join([*top, *tabulars, r"\end{table}", ""])
 
 
 def tabular(table: Grid, papers: bool = True) -> list[str]:
@@ -163,20 +159,23 @@ def tabular(table: Grid, papers: bool = True) -> list[str]:
 
 def csv_text(lines: Iterable[Sequence[Any]]) -> str:
     """Lines of CSV; empty where there is no number; no text is a formula for a spreadsheet."""
+
+    def cell(item: Any) -> Any:
+        if item is None or (isinstance(item, float) and isnan(item)):
+            return ""
+        return item if isinstance(item, int | float) else in_spreadsheet(str(item))
+
     file = io.StringIO()
-    rows = ([_csv_cell(item) for item in line] for line in lines)
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    csv.writer(file, lineterminator="\n").writerows(map(cell, line) for line in lines)
     return file.getvalue()
-
-
-def _csv_cell(item: Any) -> Any:
-    if item is None or (isinstance(item, float) and isnan(item)):
-        return ""
-    return item if isinstance(item, int | float) else in_spreadsheet(str(item))
 
 
 def grid_csv(table: Grid) -> str:
     return csv_text([table.header, *table.lines])
+
+
+def csv_of(header: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
+    return csv_text([header, *([line.get(name) for name in header] for line in lines)])
 
 
 def data_csv(tables: Sequence[Table]) -> str:
@@ -186,22 +185,14 @@ def data_csv(tables: Sequence[Table]) -> str:
     has the bytes to the target, if any run has them.
     """
     lines = [line for table in tables for line in _data(table)]
-    sent = any(line["reached_bytes"] not in (None, "") for line in lines)
-    header = [*DATA, "reached_bytes"] if sent else DATA
-    return csv_text([header, *([line.get(name) for name in header] for line in lines)])
+    sent = any(line["reached_bytes"] is not None for line in lines)
+    return csv_of([*DATA, "reached_bytes"] if sent else DATA, lines)
 
 
 def _data(table: Table) -> Iterator[dict[str, Any]]:
     for entry in table.entries.values():
         place = {"sheet": table.sheet.name, **dict(zip(DATA[1:4], entry.place, strict=True))}
-        for member in entry.members:
-            run = member.run
-            line = {**place, "seed": member.seed, "model": member.model, "state": "missing"}
-            if run is not None:
-                line |= {"run": run.path, "state": run.state}
-                line |= {"rounds_done": run.done, "rounds": run.settings.rounds}
-            line |= member.score._asdict() if member.score else {}
-            yield {**line, "reached_bytes": member.sent}
+        yield from ({**place, **line} for line in member_data(entry))
         line = {**place, "state": entry.text or "done", "mean": entry.mean}
         line |= {"deviation": entry.deviation, "seeds": entry.seeds}
         if entry.gain is not None:
@@ -211,3 +202,15 @@ def _data(table: Table) -> Iterator[dict[str, Any]]:
             paper = "N/A" if entry.printed.value is None else entry.printed.value
             line |= {**entry.printed._asdict(), "paper": paper}
         yield {**line, "reached_bytes": None if isnan(entry.sent) else entry.sent}
+
+
+def member_data(entry: Entry) -> Iterator[dict[str, Any]]:
+    """Every number of each seed, as recorded."""
+    for member in entry.members:
+        run = member.run
+        line = {"seed": member.seed, "model": member.model, "state": "missing"}
+        if run is not None:
+            line |= {"run": run.path, "state": run.state}
+            line |= {"rounds_done": run.done, "rounds": run.settings.rounds}
+        line |= member.score._asdict() if member.score else {}
+        yield {**line, "reached_bytes": member.sent}

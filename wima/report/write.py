@@ -6,27 +6,22 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from wima.core.errors import UsageError
+from wima.core.errors import UsageError, check
 from wima.core.measure import Measure, check_measure
 from wima.core.text import command_line
 from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
 from wima.report.figures import draw_picture, draw_table
-from wima.report.frame import MARKER, Data, Omitted, gather
+from wima.report.inputs import MARKER, Data, Omitted, gather
 from wima.report.page import page
-from wima.report.paper_page import (
-    Notes,
-    beside_paper,
-    draw_opening,
-    markdown_page,
-    split_notes,
-)
+from wima.report.paper_page import Notes, beside_paper, draw_opening, markdown_page, split_notes
 from wima.report.sections import below
 from wima.report.table import Table, grid, runs_table, sheet_table
-from wima.report.text import data_csv, grid_csv, latex, markdown, section_latex
+from wima.report.text import data_csv, grid_csv, latex, markdown, section_latex, write
 from wima.storage.files import check_place, read_text, written
 
 
@@ -54,10 +49,7 @@ def write_report(
     check_measure(measure)
     check_place(out, MARKER, "report", force)
     text = "" if notes is None else read_notes(notes)
-    data = gather(paths, measure.metric)
-    if not data.runs:
-        reasons = "\n".join(f"  {item.path}: {item.reason}" for item in data.omitted[:10])
-        raise UsageError(f"There are no runs to report on.\n{reasons}")
+    data = gather(paths, measure.metric, "report on")
     measure = measure.directed(run.environment for run in data.runs.values())
     tables, repeats = make_tables(data, measure)
     omitted = [*data.omitted, *repeats]
@@ -69,11 +61,15 @@ def write_report(
         "command": command_line(),
     }
     with written(out, folder=True, over=force, kind=UsageError) as draft:
-        _fill(draft, tables, omitted, measure, facts, split_notes(text, tables))
+        _fill(draft, tables, omitted, facts, split_notes(text, tables))
     return Report(out, tables, len(data.runs), omitted)
 
 
 def read_notes(path: Path) -> str:
+    check(
+        find_spec("markdown_it") is not None,
+        "--notes needs markdown-it-py, which is not installed: pip install 'wima[notes]'",
+    )
     try:
         return read_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -98,7 +94,7 @@ def make_tables(data: Data, measure: Measure) -> tuple[list[Table], list[Omitted
     others = [run for run in data.runs.values() if run.number not in shown]
     repeats: list[Omitted] = []
     if others:
-        table, repeats = runs_table(others, data, measure)
+        table, repeats = runs_table(others, measure)
         tables.append(table)
     taken: set[str] = set()  # names that are safe in file systems
     named = []
@@ -115,33 +111,28 @@ def _fill(
     folder: Path,
     tables: Sequence[Table],
     omitted: Sequence[Omitted],
-    measure: Measure,
     facts: dict[str, str],
     author: Notes,
 ) -> None:
-    def write(name: str, text: str) -> str:
-        """Write text; file names in it may be invalid Unicode, which is written as escapes."""
-        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        return name
-
-    write(MARKER, f"wima {__version__}\n")
+    write(folder / MARKER, f"wima {__version__}\n")
     for name in ("tables", "figures"):
         (folder / name).mkdir()
     files: dict[str, list[str]] = {}
     for table in tables:
         slug, figures = table.slug, folder / "figures"
-        names = [write(f"tables/{slug}.md", markdown(table, measure))]
-        names.append(write(f"tables/{slug}.tex", latex(table, measure)))
-        names.append(write(f"tables/{slug}.csv", grid_csv(grid(table, measure))))
-        drawn = draw_table(table, figures, measure)
+        texts = {f"{slug}.md": markdown(table), f"{slug}.tex": latex(table)}
+        texts[f"{slug}.csv"] = grid_csv(grid(table))
+        drawn = draw_table(table, figures)
         for section in below(table):
             stem = f"{slug}-{section.name}"
-            names.append(write(f"tables/{stem}.tex", section_latex(table, section)))
-            names.append(write(f"tables/{stem}.csv", grid_csv(section.grid)))
+            texts[f"{stem}.tex"] = section_latex(table, section)
+            texts[f"{stem}.csv"] = grid_csv(section.grid)
             if section.picture is not None and section.picture.panels:
                 drawn += draw_picture(section.picture, table.sheet.headings, figures, stem)
-        files[slug] = [*names, *(f"figures/{name}" for name in drawn)]
-    write("data.csv", data_csv(tables))
-    picture = draw_opening(beside_paper(tables), folder, measure)
-    write("report.md", markdown_page(tables, omitted, measure, facts, author, picture))
-    write("index.html", page(tables, omitted, measure, facts, author, files))
+        for name, text in texts.items():
+            write(folder / "tables" / name, text)
+        files[slug] = [f"tables/{name}" for name in texts] + [f"figures/{name}" for name in drawn]
+    write(folder / "data.csv", data_csv(tables))
+    picture = draw_opening(beside_paper(tables), folder)
+    write(folder / "report.md", markdown_page(tables, omitted, facts, author, picture))
+    write(folder / "index.html", page(tables, omitted, facts, author, files))

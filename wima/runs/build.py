@@ -1,7 +1,5 @@
 """Builds a task and a simulation from settings, and plans its memory and disk."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -10,28 +8,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from wima import algorithms, averaging, models
-from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm
 from wima.averaging import Averager, Last, named
 from wima.core.errors import check, check_range
 from wima.core.machine import memory_available
-from wima.data.federated import Bundle
 from wima.data.load import load
 from wima.data.sets import REMARKS
 from wima.runs.folder import SNAPSHOTS
-from wima.runs.own_code import IN_PYTHON, OWN, is_own, own_data
+from wima.runs.own_code import IN_PYTHON, OWN, is_own, kinds, own_data
 from wima.runs.settings import Settings
-from wima.simulation import privacy
 from wima.simulation.clients import OVERHEAD
-from wima.simulation.measures import finetune
 from wima.simulation.measures.base import objective
-from wima.simulation.options import SCHEDULES, Faults, LocalSGD, RunOptions
+from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.simulation.simulate import Simulation, simulate
 from wima.simulation.task import Task, make_task
 from wima.storage.ring import BLOCK
 from wima.storage.segments import Segments, Storage
 from wima.storage.states import size
+
+ARGUMENTS = {"server": "server_opt"}  # of `simulate`; the others are called like the setting
 
 
 class Plan(NamedTuple):
@@ -72,10 +67,13 @@ def make_plan(
     window = max(a.rule().history for a in watched) * row
     visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
     clients = visits * size(algorithm.client_init(trained))
-    budget = float("inf") if settings.client_memory_gb is None else settings.client_memory_gb * 1e9
     total = 8 * d if settings.snapshots else 0  # the sum for the next snapshot, in float64
     memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
-    memory += int(min(clients, budget)) + (OVERHEAD * visits if clients else 0) + 2 * total
+    memory += (
+        int(min(clients, client_bytes(settings)))
+        + (OVERHEAD * visits if clients else 0)
+        + 2 * total
+    )
 
     per_round = 2 * (100 + 8 * settings.clients_per_round + 100 * len(watched)) + 50
     names = 200 * (1 + len(task.layout.slices) if task.layout else 2)  # of tensors, in each file
@@ -99,6 +97,12 @@ def make_plan(
         memory=memory,
         disk=disk,
     )
+
+
+def client_bytes(settings: Settings) -> float:
+    """How much of the clients' states is kept in memory."""
+    budget = settings.client_memory_gb
+    return float("inf") if budget is None else budget * 1e9
 
 
 def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
@@ -150,14 +154,17 @@ def build_task(settings: Settings) -> Task:
         "The data and model of this run are Python objects, which settings cannot recreate; "
         f"{IN_PYTHON} resumes it, and `wima.read_run(path, task)` reads its models.",
     )
-    make = settings.model.call("model", models.BY_NAME)
-    options = settings.data.parameters
+    make = settings.model.call("model")
+    name, options = settings.data.name, settings.data.parameters
     metric = options.pop("metric", "clean")
-    bundle = _load(settings, options)
-    shape, classes = _shape(bundle), bundle.classes
+    how = settings.model_dump(include={"clients", "alpha", "split"}) | {"seed": settings.data_seed}
+    bundle = own_data(name, how, options) if is_own(name) else load(name, **how, **options)
+    example = torch.from_numpy(bundle.x_test[:1].copy())
+    example = bundle.transform.evaluate(example) if bundle.transform else example
+    shape = tuple(example.shape[1:])  # as the model sees it
     loss, metrics = objective(bundle.kind, metric)
     return make_task(
-        lambda: make(shape, classes),
+        lambda: make(shape, bundle.classes),
         bundle.train,
         (bundle.x_test, bundle.y_test),
         loss=loss,
@@ -168,33 +175,6 @@ def build_task(settings: Settings) -> Task:
         test_clients=bundle.test_clients,
         client_test=settings.client_test,
         data_seed=settings.data_seed,
-    )
-
-
-def _load(settings: Settings, options: dict[str, Any]) -> Bundle:
-    """The named data set, or what a user's own function returns."""
-    name, given = settings.data.name, settings.model_dump(include={"clients", "alpha", "split"})
-    given["seed"] = settings.data_seed
-    return own_data(name, given, options) if is_own(name) else load(name, **given, **options)
-
-
-def _shape(bundle: Bundle) -> tuple[int, ...]:
-    """The shape of an example as the model sees it."""
-    x = torch.from_numpy(bundle.x_test[:1].copy())
-    return tuple((bundle.transform.evaluate(x) if bundle.transform else x).shape[1:])
-
-
-def storage(settings: Settings, folder: Path | None) -> Storage:
-    """Where past models and clients' states are stored."""
-    budget = settings.client_memory_gb
-    if budget is not None:
-        check_range("client_memory_gb", budget, least=0)
-    store = None if folder is None else Segments(folder)
-    return Storage(
-        store,
-        mapped_window=store is not None and settings.window_store == "files",
-        client_bytes=float("inf") if budget is None else budget * 1e9,
-        dtype=None if settings.store_dtype == "float32" else torch.bfloat16,
     )
 
 
@@ -211,17 +191,28 @@ def build(
     report: receives the plan, the engine that `auto` chose, and the privacy budget.
     task, overrides: replace what the settings name, as in `simulate`.
     """
-    named_parts = _parts(settings).items()
-    parts = {**{name: make() for name, make in named_parts if name not in overrides}, **overrides}
+    parts = dict(overrides)
+    for setting in kinds():
+        argument = ARGUMENTS.get(setting, setting)
+        if setting != "model" and argument not in parts:
+            parts[argument] = settings.make(setting)
     task, plan = task or build_task(settings), None
     if folder is not None:
         averagers = list(named(parts["averagers"]).values())
         plan = make_plan(settings, task, parts["algorithm"], averagers)
         check_plan(plan, settings, folder)
+    if settings.client_memory_gb is not None:
+        check_range("client_memory_gb", settings.client_memory_gb, least=0)
+    store = None if folder is None else Segments(folder)
     options = {
         "faults": settings.part(Faults),
         "cohorts": settings.cohorts,
-        "storage": storage(settings, folder),
+        "storage": Storage(
+            store,
+            mapped_window=store is not None and settings.window_store == "files",
+            client_bytes=client_bytes(settings),
+            dtype=None if settings.store_dtype == "float32" else torch.bfloat16,
+        ),
         **asdict(settings.part(RunOptions)),
         **asdict(settings.part(LocalSGD)),
     }
@@ -235,18 +226,3 @@ def build(
     if simulation.accountant is not None:
         report(simulation.accountant.in_words(settings.rounds))
     return simulation
-
-
-def _parts(settings: Settings) -> dict[str, Callable[[], Any]]:
-    """Functions that make what the settings name."""
-    return {
-        "algorithm": lambda: settings.algorithm.make("algorithm", algorithms.BY_NAME),
-        "server_opt": lambda: settings.server.make("server optimizer", server_opt.BY_NAME),
-        "averagers": lambda: [c.make("averager", averaging.BY_NAME) for c in settings.averagers],
-        "schedule": lambda: settings.schedule.make("schedule", SCHEDULES),
-        "privacy": lambda: settings.privacy and settings.privacy.make("privacy", privacy.BY_NAME),
-        "finetune": lambda: (
-            settings.finetune and settings.finetune.make("fine-tuning", finetune.BY_NAME)
-        ),
-        "measures": lambda: [choice.make("measure", {}) for choice in settings.measures],
-    }

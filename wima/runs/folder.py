@@ -11,8 +11,6 @@ snapshots/*.safetensors   means of consecutive models, for windows that are chos
 lock               held by the process that executes the run
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -31,29 +29,20 @@ from wima.core.version import __version__
 from wima.runs.own_code import IN_PYTHON, OWN, label
 from wima.runs.record import RECORDS, TIMES, keep
 from wima.runs.settings import Settings
-from wima.storage.files import (
-    Lock,
-    cannot_write,
-    drafts_of,
-    is_running,
-    read_text,
-    remove_drafts,
-    replace_text,
-    written,
-)
+from wima.storage import files
 
 FOLDER, SNAPSHOTS = "checkpoints", "snapshots"  # in the run folder
 COPY = f"{FOLDER}/{RECORDS}"
 
 
-def create_folder(path: Path, settings: Settings, facts: dict[str, Any]) -> Lock:
+def create_folder(path: Path, settings: Settings, facts: dict[str, Any]) -> files.Lock:
     """Create the folder of a new run, which must not exist; returns its lock."""
     check_free(path)
-    for draft in drafts_of(path):
-        if (draft / "lock").exists() and not is_running(draft):  # its process was killed
+    for draft in files.drafts_of(path):
+        if (draft / "lock").exists() and not files.is_running(draft):  # its process was killed
             shutil.rmtree(draft, ignore_errors=True)
-    with written(path, folder=True, kind=UsageError) as draft:
-        lock = Lock(draft)
+    with files.written(path, folder=True, kind=UsageError) as draft:
+        lock = files.Lock(draft)
         (draft / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
         write_json(draft / "environment.json", {**environment(), **facts})
         write_status(draft, settings, "running", 0)
@@ -65,7 +54,7 @@ def create_folder(path: Path, settings: Settings, facts: dict[str, Any]) -> Lock
 def reopen_folder(path: Path, settings: Settings, done: int, records: Path) -> None:
     """Resume after `done` rounds, whose records are in a file; later rounds are repeated."""
     try:
-        remove_drafts(path)
+        files.remove_drafts(path)
         for file in (path / RECORDS, path / COPY):
             if file.parent.is_dir():
                 keep(records, done, file)
@@ -73,7 +62,7 @@ def reopen_folder(path: Path, settings: Settings, done: int, records: Path) -> N
         shutil.rmtree(path / "models", ignore_errors=True)
         write_status(path, settings, "running", done)
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise files.cannot_write(path, error) from error
 
 
 def write_status(
@@ -92,13 +81,18 @@ def write_status(
 
 
 def write_json(path: Path, content: Any) -> None:
-    replace_text(path, json.dumps(content, indent=2) + "\n")
+    files.replace_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def run_name(settings: Settings, *, what: str = "", seed: bool = False) -> str:
     """The name of a run's folder: `what`, or data and algorithm; optionally its seed; its hash."""
     what = what or f"{label(settings.data.name)}-{label(settings.algorithm.name)}"
     return f"{what}-s{settings.seed}-{settings.run_id}" if seed else f"{what}-{settings.run_id}"
+
+
+def default_path(settings: Settings) -> Path:
+    """The default folder of a run."""
+    return Path("runs") / run_name(settings)
 
 
 def check_free(path: Path) -> None:
@@ -128,7 +122,7 @@ def check_no_links(path: Path) -> None:
 def _advice(path: Path) -> str:
     """How to resume an unfinished run in the folder."""
     try:
-        status = json.loads(read_text(path / "status.json"))
+        status = json.loads(files.read_text(path / "status.json"))
         if status["state"] == "done":
             return ""
         return (
@@ -150,9 +144,9 @@ def free_path(path: Path) -> Path:
 def run_folders(folder: Path) -> Iterator[Path]:
     """The run folders at a path and in its subfolders, sorted."""
     seen = set[Path]()  # links may form cycles
-    for text, below, files in os.walk(folder, followlinks=True):
+    for text, below, names in os.walk(folder, followlinks=True):
         place = Path(text)
-        known, is_run = place.resolve() in seen, "status.json" in files
+        known, is_run = place.resolve() in seen, "status.json" in names
         seen.add(place.resolve())
         if is_run and not known:
             yield place
@@ -184,16 +178,8 @@ def _commit() -> str | None:
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
-    command = [
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(root),
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--dirty=+",
-    ]
+    command = ["git", "--no-optional-locks", "-C", str(root)]
+    command += ["describe", "--always", "--abbrev=40", "--dirty=+"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

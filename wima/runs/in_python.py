@@ -1,20 +1,18 @@
 """`wima.run`: a simulation of Python objects to its end, optionally recorded in a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
 
-from wima import algorithms, averaging
+from wima import algorithms
 from wima.algorithms.base import Algorithm
-from wima.algorithms.fedavg import FedAvg
-from wima.algorithms.server_opt import SGD, ServerOpt
+from wima.algorithms.server_opt import ServerOpt
 from wima.averaging import Averager, named
 from wima.core.errors import check
-from wima.runs.launch import MakeDisplay, NoProgress, ProgressDisplay, launch, resume as resume_run
+from wima.runs.build import ARGUMENTS
+from wima.runs.launch import Display, MakeDisplay, ProgressDisplay, launch, resume as resume_run
 from wima.runs.own_code import OWN, kinds
 from wima.runs.run import Models, Run, read_run, state_of, title
 from wima.runs.settings import Choice, Settings, make_settings
@@ -22,15 +20,7 @@ from wima.runs.summary import draw_curves
 from wima.simulation.engines.auto import MakeEngine
 from wima.simulation.measures.base import Measure
 from wima.simulation.measures.finetune import FineTune
-from wima.simulation.options import (
-    Cohorts,
-    Constant,
-    Faults,
-    LocalSGD,
-    RunOptions,
-    Schedule,
-    Weighting,
-)
+from wima.simulation.options import Cohorts, Faults, LocalSGD, RunOptions, Schedule, Weighting
 from wima.simulation.privacy import Gaussian
 from wima.simulation.simulate import check_names, check_parts, options_of, simulate
 from wima.simulation.task import Task
@@ -98,7 +88,7 @@ def run(
     options = {
         n: v for n, v in arguments.items() if n not in ("progress", "out", "resume", "wrong")
     }
-    display = ProgressDisplay if progress else NoProgress
+    display = ProgressDisplay if progress else Display
     if out is not None:
         return _in_folder(Path(out), resume, display, options)
     check(not resume, "resume=True needs out=, the run folder.")
@@ -113,10 +103,8 @@ def run(
     return Run(header, lambda: models, records=records)
 
 
-OBJECTS = (
-    *("algorithm", "server_opt", "averagers", "schedule", "privacy", "finetune", "measures"),
-    *("cohorts", "faults", "storage", "make"),
-)
+OBJECTS = [ARGUMENTS.get(setting, setting) for setting in kinds() if setting != "model"]
+OBJECTS += ["cohorts", "faults", "storage", "make"]
 
 
 def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str, Any]) -> Run:
@@ -133,30 +121,22 @@ def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str
         launch(settings, path, display, report=lambda line: None, task=task, **parts)
     result = read_run(path, task)
     if result.metrics:
-        draw_curves(result, path / "curves.png", result.usual_metric)
+        draw_curves(result.curves, result.title, path / "curves.png", result.usual_metric)
     return result
-
-
-NAMED: dict[str, tuple[str, Any]] = {  # argument -> setting, default
-    "algorithm": ("algorithm", FedAvg()),
-    "server_opt": ("server", SGD()),
-    "schedule": ("schedule", Constant()),
-    "privacy": ("privacy", None),
-    "finetune": ("finetune", None),
-}
 
 
 def settings_of(arguments: Mapping[str, Any]) -> Settings:
     """Settings that describe the arguments of `simulate`; data and model belong to the task."""
     task: Task = arguments["task"]
     table: dict[str, Any] = {"data": OWN, "model": OWN}
-    for argument, (setting, default) in NAMED.items():
-        thing = arguments[argument] or default
-        if thing is not None:
-            table[setting] = choice_of(thing, kinds()[setting][1])
-    watched = named(arguments["averagers"]).values()
-    table["averagers"] = [choice_of(averager, averaging.BY_NAME) for averager in watched]
-    table["measures"] = [choice_of(measure, {}) for measure in arguments["measures"]]
+    listed = {"averagers": [*named(arguments["averagers"]).values()]}
+    listed["measures"] = [*arguments["measures"]]
+    for setting, kind in kinds().items():
+        thing = arguments.get(ARGUMENTS.get(setting, setting))
+        if setting in listed:
+            table[setting] = [choice_of(item, kind.registry) for item in listed[setting]]
+        elif thing is not None:
+            table[setting] = choice_of(thing, kind.registry)
     if isinstance(arguments["cohorts"], str):
         table["cohorts"] = arguments["cohorts"]
     table |= {"device": str(task.workspace.device)} if task.workspace else {}
@@ -170,14 +150,12 @@ def choice_of(thing: Any, registry: Mapping[str, type[Any]] = algorithms.BY_NAME
     kind = type(thing)
     own = f"{kind.__module__}:{kind.__name__}"
     name = next((name for name, known in registry.items() if known is kind), own)
-    return Choice(name=name, **(_changed(thing) if is_dataclass(thing) else {}))
-
-
-def _changed(thing: Any) -> dict[str, Any]:
     values = {
         field.name: getattr(thing, field.name)
-        for field in fields(thing)
+        for field in (fields(thing) if is_dataclass(thing) else ())
         if field.default is MISSING or getattr(thing, field.name) != field.default
     }
     simple = (bool, int, float, str, list, tuple)
-    return {name: v if isinstance(v, simple) else repr(v) for name, v in values.items()}
+    return Choice(
+        name=name, **{n: v if isinstance(v, simple) else repr(v) for n, v in values.items()}
+    )

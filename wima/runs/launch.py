@@ -1,13 +1,11 @@
 """Starts and resumes runs: their folder, progress, checkpoints, trackers and ends."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from rich.console import Console
 from rich.progress import TextColumn
@@ -19,20 +17,9 @@ from wima.core.progress import is_live, progress_bar
 from wima.core.signals import Interrupted, Pruned, StopRequest, forget_viewers
 from wima.core.text import cell, echo, printable
 from wima.core.vector import by_name
-from wima.runs import checkpoint
+from wima.runs import checkpoint, folder
 from wima.runs.build import build
 from wima.runs.checkpoint import Snapshots
-from wima.runs.folder import (
-    COPY,
-    FOLDER,
-    check_free,
-    check_no_links,
-    create_folder,
-    reopen_folder,
-    run_name,
-    write_status,
-)
-from wima.runs.identity import check_same, identity_of, own_code, remarks_on, settings_to_resume
 from wima.runs.own_code import IN_PYTHON, OWN
 from wima.runs.record import RECORDS, RecordFiles, as_line, sums
 from wima.runs.run import Run, is_intact, read_run
@@ -45,10 +32,13 @@ from wima.storage.files import Lock, digest, replace_text, written
 from wima.storage.segments import Segments
 
 
-class Display(Protocol):
-    """Shows the progress of a run."""
+class Display:
+    """Is told the progress of a run; this one shows nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __init__(self, rounds: int, done: int = 0) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exception: object) -> None: ...
 
@@ -59,20 +49,7 @@ class Display(Protocol):
 MakeDisplay: TypeAlias = Callable[[int, int], Display]  # total rounds, rounds already done
 
 
-class NoProgress:
-    """Shows nothing."""
-
-    def __init__(self, rounds: int, done: int = 0) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def update(self, record: Record) -> None: ...
-
-
-class ProgressDisplay:
+class ProgressDisplay(Display):
     """Shows each round's accuracy, the pace and the time left."""
 
     def __init__(self, rounds: int, done: int = 0, console: Console | None = None) -> None:
@@ -125,11 +102,6 @@ def _describe(record: Record) -> str:
     return "  ".join(parts)
 
 
-def default_path(settings: Settings) -> Path:
-    """The default folder of a run."""
-    return Path("runs") / run_name(settings)
-
-
 def launch(
     settings: Settings,
     path: Path,
@@ -144,18 +116,18 @@ def launch(
     report: receives the plan of memory and disk, and the engine that `auto` chose.
     overrides: replaces what the settings name; see `build`.
     """
-    check_free(path)
+    folder.check_free(path)
     trackers = Trackers(settings.trackers)
     try:
         plan: list[str] = []
-        with build(settings, path / FOLDER, plan.append, **overrides) as simulation:
+        with build(settings, path / folder.FOLDER, plan.append, **overrides) as simulation:
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # fix the choice of `auto`, which may differ next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
-            facts: dict[str, Any] = {**simulation.facts(), **own_code(settings)}
+            facts: dict[str, Any] = {**simulation.facts(), **checkpoint.own_code(settings)}
             if command:
                 facts["command"] = command
-            lock = create_folder(path, settings, facts)
+            lock = folder.create_folder(path, settings, facts)
             for line in plan:  # after all checks
                 report(line)
             Runner(simulation, path, settings, lock, trackers, progress).run()
@@ -174,13 +146,13 @@ def resume(
 
     changes: settings, as `key=value`, that affect how the run is computed but not its result.
     """
-    check_no_links(path)
+    folder.check_no_links(path)
     run = read_run(path)
     lock = Lock(path)
     try:
         if run.status["state"] == "done" and is_intact(run):
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
-        wanted = settings_to_resume(run, changes)
+        wanted = checkpoint.settings_to_resume(run, changes)
         trackers = Trackers(wanted.trackers)
         engine = run.environment.get("engine", wanted.engine)
         if engine in NAMES and wanted.engine != "auto":  # it may have been changed since
@@ -191,26 +163,19 @@ def resume(
             "resume it the way it was started.",
         )
         settings = wanted.model_copy(update={"engine": engine})
-        with build(settings, path / FOLDER, **overrides) as simulation:
+        with build(settings, path / folder.FOLDER, **overrides) as simulation:
             check_rank_0(simulation)
             runner = Runner(simulation, path, settings, lock, trackers, progress)
-            start = runner.restore(run)
+            remarks = runner.restore(run)
             if changes:
                 replace_text(path / "settings.toml", wanted.to_toml())
-            for remark in start.remarks:
+            for remark in remarks:
                 echo(remark)
             print(f"Resuming after {simulation.t} of {simulation.rounds} rounds.")
             runner.run()
     finally:
         lock.release()
     return read_run(path)
-
-
-class Start(NamedTuple):
-    """Where a run is resumed from."""
-
-    records: Path  # a file with the records up to that round
-    remarks: list[str]
 
 
 class Runner:
@@ -228,60 +193,57 @@ class Runner:
         self.simulation, self.path, self.settings = simulation, path, settings
         self.state, self.done = "running", simulation.t  # rounds recorded
         self._lock, self._trackers, self._display = lock, trackers, display
-        self._identity = identity_of(settings, simulation)
-        self._store = simulation.store or Segments(path / FOLDER)
+        self._identity = checkpoint.identity_of(settings, simulation)
+        self._store = simulation.store or Segments(path / folder.FOLDER)
         layout = simulation.setup.task.layout
         self._snapshots = Snapshots(path, settings.snapshots, simulation.w, layout)
         self._saves = bool(settings.checkpoint_every or settings.checkpoint_minutes)
         self._saved, self._saved_at = simulation.t, time.monotonic()
         self._stop = StopRequest()
 
-    def restore(self, run: Run) -> Start:
-        """Restore the newest checkpoint that is intact and has intact records."""
-        start = self._newest(run)
+    def restore(self, run: Run) -> list[str]:
+        """Restore the newest checkpoint that is intact and has intact records; returns remarks."""
+        records, remarks = self._newest(run)
         self.done = self._saved = self.simulation.t
-        reopen_folder(self.path, self.settings, self.done, start.records)
+        folder.reopen_folder(self.path, self.settings, self.done, records)
         manifests.discard_after(self._store, self.done)
         self._snapshots.discard_after(self.done)
-        return start
+        return remarks
 
-    def _newest(self, run: Run) -> Start:
+    def _newest(self, run: Run) -> tuple[Path, list[str]]:
         checkpoints, wrong = manifests.find(self._store)
-        check_same(run, checkpoints, self._identity)
-        remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong] + remarks_on(run)
-        files = [self.path / RECORDS, self.path / COPY]
+        checkpoint.check_same(run, checkpoints, self._identity)
+        remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong]
+        remarks += checkpoint.remarks_on(run)
+        files = [self.path / RECORDS, self.path / folder.COPY]
         counts = [saved.t for saved in checkpoints]
         known = {file: sums(file, counts) for file in files}
         for saved in checkpoints:
             for file in files:
                 if known[file].get(saved.t) == saved.extra["records"]:
                     checkpoint.load(self.simulation, self._store, saved, self._snapshots)
-                    return Start(file, remarks)
+                    return file, remarks
                 remarks.append(f"{file} is damaged before round {saved.t}.")
-        return Start(files[0], remarks)
+        return files[0], remarks
 
     def run(self) -> None:
         """Run, close the folder and notify the trackers."""
         keep_freed_memory()
-        self.records = RecordFiles(self.path, self.path / COPY if self._saves else None)
+        self.records = RecordFiles(self.path, self.path / folder.COPY if self._saves else None)
         with self._stop.awaited():
             try:
-                self._run()
+                self._trackers.start(self.path)
+                self._rounds()
+            except KeyboardInterrupt:
+                self._close("interrupted")
+                raise Interrupted(self._interrupted()) from None
+            except Interrupted as stop:
+                self._close(stop.state, stop.reason)
+                raise
+            except Exception as error:
+                self._fail(error)
             finally:
                 self._trackers.finish(self.state)
-
-    def _run(self) -> None:
-        try:
-            self._trackers.start(self.path)
-            self._rounds()
-        except KeyboardInterrupt:
-            self._close("interrupted")
-            raise Interrupted(self._interrupted()) from None
-        except Interrupted as stop:
-            self._close(stop.state, stop.reason)
-            raise
-        except Exception as error:
-            self._fail(error)
 
     def _rounds(self) -> None:
         simulation = self.simulation
@@ -363,7 +325,7 @@ class Runner:
         with contextlib.suppress(OSError):
             self.records.close()
         with contextlib.suppress(RunError):
-            write_status(self.path, self.settings, state, self.done, reason, sums)
+            folder.write_status(self.path, self.settings, state, self.done, reason, sums)
         self._lock.release()
 
     def _interrupted(self) -> str:
@@ -374,31 +336,22 @@ class Runner:
         )
 
 
-def is_worker_rank(settings: Settings) -> bool:
-    """Whether this process works for rank 0; checks that all ranks have the same settings."""
+def works_for_rank_0(settings: Settings) -> bool:
+    """Work for rank 0 until its run ends; False if this process is rank 0, or not distributed.
+
+    Checks that all ranks have the same settings.  The others write and print nothing.
+    """
     if settings.engine != "distributed":
         return False
     from wima.simulation.engines.ranks import join  # imported here: only distributed runs need it
 
     group = join()
     group.agree({**settings.in_results(), "device": settings.device})
+    if group.rank > 0:
+        with build(settings.model_copy(update={"averagers": []})) as simulation:
+            for _ in simulation:
+                pass
     return group.rank > 0
-
-
-def work_for_rank_0(settings: Settings) -> None:
-    """Work for rank 0 until its run ends; nothing is written or printed."""
-    with build(settings.model_copy(update={"averagers": []})) as simulation:
-        for _ in simulation:
-            pass
-
-
-def worked_to_resume(path: Path, changes: Sequence[str]) -> bool:
-    """Work for rank 0 until the run that it resumes ends; False if this process is rank 0."""
-    settings = settings_to_resume(read_run(path), changes)
-    if not is_worker_rank(settings):
-        return False
-    work_for_rank_0(settings)
-    return True
 
 
 def check_rank_0(simulation: Simulation) -> None:

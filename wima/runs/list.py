@@ -3,9 +3,8 @@
 Names of registries and their one-line helps are in `choices.toml`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from wima.core.errors import unknown
@@ -41,17 +40,13 @@ def _settings() -> Iterator[str]:
         yield f"{name} = {text if text is not None else '(not set)'}"
 
 
+_REGISTRIES = ("algorithms", "averagers", "servers", "privacy", "finetune", "schedules")
 KINDS: Mapping[str, Callable[[], Iterator[str]]] = {
-    "algorithms": lambda: _registry("algorithms"),
-    "averagers": lambda: _registry("averagers"),
-    "servers": lambda: _registry("servers"),
-    "privacy": lambda: _registry("privacy"),
-    "finetune": lambda: _registry("finetune"),
-    "schedules": lambda: _registry("schedules"),
+    **{kind: partial(_registry, kind) for kind in _REGISTRIES},
     "data": lambda: (f"{name:<14}{text}" for name, text in SUMMARIES.items()),
-    "models": lambda: _registry("models"),
+    "models": partial(_registry, "models"),
     "engines": lambda: iter(engines.NAMES),
-    "trackers": lambda: _registry("trackers"),
+    "trackers": partial(_registry, "trackers"),
     "presets": lambda: iter(presets()),
     "settings": _settings,
 }

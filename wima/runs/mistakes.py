@@ -1,9 +1,9 @@
 """Error messages for wrong settings: what was expected, what was given, what to write instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from pydantic import ValidationError
 
 from wima.core.errors import unknown
 
@@ -46,6 +46,14 @@ EXPECTED = {  # pydantic's kind of error -> what is expected
     "model_type": "a name, with hyper-parameters after colons, such as fedprox:mu=0.1",
     "missing": "a name with hyper-parameters",
 }
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Where pydantic's first error is, and what is wrong there."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+    return f"{where}: {message}" if where else message
 
 
 def explain(errors: Iterable[Mapping[str, Any]], names: Iterable[str]) -> list[str]:

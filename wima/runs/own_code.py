@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
 from importlib import import_module, invalidate_caches
-from inspect import Parameter, Signature, signature
+from inspect import Signature, signature
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,34 +24,40 @@ OWN = "own"  # data and model of a run that was started with Python objects
 IN_PYTHON = "`wima.run(..., out=..., resume=True)` with the same objects"
 
 
-class Expected(NamedTuple):
-    """What a user's own object has to be."""
+class Kind(NamedTuple):
+    """What a setting chooses by name."""
 
-    words: str
+    name: str
+    registry: Mapping[str, Any]
+    words: str = ""  # what a user's own has to be: a class with this base and these methods
     base: type = object
     methods: tuple[str, ...] = ()
 
 
-def expected_of(kind: str) -> Expected:
-    """What a user's own object of that kind has to be."""
-    from wima.algorithms.base import Algorithm
-    from wima.averaging.base import Averager
-    from wima.simulation.measures.base import Measure
-    from wima.simulation.privacy import Gaussian
+@cache
+def kinds() -> dict[str, Kind]:
+    """Setting -> what it chooses."""
+    from wima import algorithms, averaging, models
+    from wima.algorithms import base, server_opt
+    from wima.simulation import measures, options, privacy
+    from wima.simulation.measures import finetune
 
+    def derived(name: str, registry: Mapping[str, Any], base: type) -> Kind:
+        return Kind(name, registry, f"a class derived from wima.{base.__name__}", base)
+
+    server = "a class with methods init and update"
     return {
-        "algorithm": Expected("a class derived from wima.Algorithm", Algorithm),
-        "averager": Expected("a class derived from wima.Averager", Averager),
-        "server optimizer": Expected(
-            "a class with methods init and update", object, ("init", "update")
+        "model": Kind("model", models.BY_NAME),
+        "algorithm": derived("algorithm", algorithms.BY_NAME, base.Algorithm),
+        "server": Kind("server optimizer", server_opt.BY_NAME, server, methods=("init", "update")),
+        "schedule": Kind(
+            "schedule", options.SCHEDULES, "a class with factor(t, rounds)", methods=("factor",)
         ),
-        "schedule": Expected("a class with factor(t, rounds)", object, ("factor",)),
-        "measure": Expected("a class derived from wima.Measure", Measure),
-        "privacy": Expected("a class derived from wima.Gaussian", Gaussian),
-        "tracker": Expected(
-            "a class with methods start, record and finish", object, ("start", "record", "finish")
-        ),
-    }[kind]
+        "averagers": derived("averager", averaging.BY_NAME, averaging.Averager),
+        "privacy": derived("privacy", privacy.BY_NAME, privacy.Gaussian),
+        "finetune": derived("fine-tuning", finetune.BY_NAME, finetune.FineTune),
+        "measures": derived("measure", {}, measures.base.Measure),  # all are the user's own
+    }
 
 
 def is_own(name: str) -> bool:
@@ -73,34 +80,42 @@ def label(name: str) -> str:
     return name.rpartition(":")[2] if is_own(name) else Path(name).stem
 
 
-def find(kind: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def find(kind: Kind, name: str) -> Callable[..., Any]:
     """What a name refers to: registered, or a user's own."""
-    if name in registry:
-        return registry[name]
+    if name in kind.registry:
+        return kind.registry[name]  # type: ignore[no-any-return]
     first, _, rest = name.partition(":")
-    check(first not in registry, f"{kind} {first!r}: expected key=value, got {rest!r}.")
+    check(first not in kind.registry, f"{kind.name} {first!r}: expected key=value, got {rest!r}.")
     if not is_own(name):
-        raise unknown(kind, name, registry)
-    thing = own_thing(kind, name)
-    if kind == "model":
+        raise unknown(kind.name, name, kind.registry)
+    thing = own_thing(kind.name, name)
+    if kind.name == "model":
         return _model(name, thing)
-    expected = expected_of(kind)
-    fits = isinstance(thing, type) and issubclass(thing, expected.base)
-    fits = fits and all(callable(getattr(thing, method, None)) for method in expected.methods)
-    check(fits, f"{kind} {name!r} must be {expected.words}, got {thing!r:.80}.")
+    fits = isinstance(thing, type) and issubclass(thing, kind.base)
+    fits = fits and all(callable(getattr(thing, method, None)) for method in kind.methods)
+    check(fits, f"{kind.name} {name!r} must be {kind.words}, got {thing!r:.80}.")
     return thing  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=256)
+def _signature_of_class(kind: type) -> Signature:
+    return signature(kind)  # slow: a sheet makes thousands of averagers
+
+
+def _signature(make: Callable[..., Any]) -> Signature:
+    return _signature_of_class(make) if isinstance(make, type) else signature(make)
 
 
 def parameters(kind: str, make: Callable[..., Any]) -> list[str]:
     """The names of the hyper-parameters."""
-    listed = list(signature(make).parameters.values())[2 if kind == "model" else 0 :]
+    listed = list(_signature(make).parameters.values())[2 if kind == "model" else 0 :]
     return [p.name for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
 def check_call(name: str, make: Callable[..., Any], /, *arguments: Any, **options: Any) -> None:
     """Raise `UsageError` unless the function can be called with these arguments."""
     try:
-        signature(make).bind(*arguments, **options)
+        _signature(make).bind(*arguments, **options)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name} cannot be called: {error}.") from None
 
@@ -160,7 +175,17 @@ def _model(name: str, function: Any) -> Callable[..., nn.Module]:
     """A user's function as one of (shape, classes), which it may also ignore."""
     from torch import nn
 
-    needed, options = _arguments(name, function)
+    try:
+        listed = signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise UsageError(f"model {name!r} must be a function, got {function!r:.80}.") from None
+    named = [p for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+    check(
+        len(needed) in (0, 2),
+        f"model {name!r} must be a function of (shape, classes) or without arguments, but it "
+        f"requires ({', '.join(needed)}).",
+    )
 
     def make(shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
         arguments = (shape, classes) if needed else ()
@@ -173,24 +198,9 @@ def _model(name: str, function: Any) -> Callable[..., nn.Module]:
         return module  # type: ignore[no-any-return]
 
     first = list(signature(make).parameters.values())[:2]
-    make.__signature__ = Signature([*first, *options])  # type: ignore[attr-defined]
+    optional = [p.replace(kind=p.KEYWORD_ONLY) for p in named[len(needed) :]]
+    make.__signature__ = Signature([*first, *optional])  # type: ignore[attr-defined]
     return make
-
-
-def _arguments(name: str, function: Any) -> tuple[list[str], list[Parameter]]:
-    """The required arguments of a function that makes a model, and the optional ones."""
-    try:
-        listed = signature(function).parameters.values()
-    except (TypeError, ValueError):
-        raise UsageError(f"model {name!r} must be a function, got {function!r:.80}.") from None
-    named = [p for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
-    check(
-        len(needed) in (0, 2),
-        f"model {name!r} must be a function of (shape, classes) or without arguments, but it "
-        f"requires ({', '.join(needed)}).",
-    )
-    return needed, [p.replace(kind=p.KEYWORD_ONLY) for p in named[len(needed) :]]
 
 
 def own_data(name: str, settings: dict[str, Any], options: dict[str, Any]) -> Bundle:
@@ -221,24 +231,6 @@ def own_data(name: str, settings: dict[str, Any], options: dict[str, Any]) -> Bu
     return bundle._replace(**arrays)  # type: ignore[no-any-return]
 
 
-def kinds() -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Setting -> what it chooses, and the registry."""
-    from wima import algorithms, averaging
-    from wima.algorithms import server_opt
-    from wima.simulation import options, privacy
-    from wima.simulation.measures import finetune
-
-    return {
-        "algorithm": ("algorithm", algorithms.BY_NAME),
-        "server": ("server optimizer", server_opt.BY_NAME),
-        "schedule": ("schedule", options.SCHEDULES),
-        "averagers": ("averager", averaging.BY_NAME),
-        "privacy": ("privacy", privacy.BY_NAME),
-        "finetune": ("fine-tuning", finetune.BY_NAME),
-        "measures": ("measure", {}),  # all are the user's own
-    }
-
-
 def check_choice(setting: str, choice: Any) -> None:
     """Raise `UsageError` unless the choice exists and accepts its hyper-parameters."""
     if setting == "data":
@@ -246,8 +238,6 @@ def check_choice(setting: str, choice: Any) -> None:
 
         own_thing("data", choice.name) if is_own(choice.name) else check_name(choice.name)
     elif setting == "model":  # needs the shape of examples, so it is not built here
-        from wima import models
-
-        choice.call("model", models.BY_NAME)
-    elif choice is not None:
-        choice.make(*kinds()[setting])
+        choice.call(setting)
+    else:
+        choice.make(setting)

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from math import isfinite, nan, sqrt
@@ -26,36 +25,6 @@ if TYPE_CHECKING:
 
 
 KEYS = ("clients", "calibration", "finetuned")  # of a record; each has an entry per model
-
-
-class Extras(NamedTuple):
-    """The newest entry of each kind, and the cumulative bytes.
-
-    A record has the bytes since the last record that had any: those of its round, unless records
-    were reduced to fewer rounds (see examples/results/reduce.py).
-    """
-
-    newest: dict[str, tuple[int, dict[str, Any]]]  # key -> its last round, its entry then
-    rounds: array[int]  # of all records, if the first one has bytes
-    sent: array[float]  # bytes to and from clients up to each of these
-
-    def add(self, record: dict[str, Any], is_first: bool) -> None:
-        """Add the next record."""
-        t = record["t"]
-        kept = (*KEYS, "privacy")
-        self.newest.update({key: (t, record[key]) for key in kept if record.get(key)})
-        if self.sent or ("bytes" in record and is_first):
-            now = sum(record.get("bytes", {}).values())
-            self.sent.append(now + (self.sent[-1] if self.sent else 0))
-            self.rounds.append(t)
-
-    def until(self, t: int | None) -> int | None:
-        """The bytes of the first t rounds; None if they are not recorded."""
-        place = len(self.sent) if t is None else bisect_left(self.rounds, t)
-        is_there = place < len(self.sent) and self.rounds[place] == t
-        return int(self.sent[place]) if is_there else None
-
-
 RECORDS, TIMES = "records.jsonl", "times.jsonl"
 NEEDED = ("t", "cohort", "lr", "metrics")  # in every line; the other fields only if not empty
 Values: TypeAlias = tuple["array[int]", "array[float]"]  # rounds, and a value for each
@@ -66,15 +35,10 @@ def as_line(record: Record) -> dict[str, Any]:
     """A record as JSON, which has no NaN or infinity; its duration goes into another file."""
     fields = {name: value for name, value in record._asdict().items() if name != "seconds"}
     kept = [*NEEDED, *(name for name in fields if fields[name] and name not in NEEDED)]
-    return {name: _mapped(fields[name], _or_none) for name in kept}
-
-
-def _or_none(value: Any) -> Any:
-    return value if value is None or isfinite(value) else None
-
-
-def _or_nan(value: Any) -> Any:
-    return nan if value is None else value
+    return {
+        name: _mapped(fields[name], lambda x: x if x is None or isfinite(x) else None)
+        for name in kept
+    }
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
@@ -90,7 +54,11 @@ def from_line(line: dict[str, Any], seconds: float = nan) -> Record:
     """The inverse of `as_line`."""
     from wima.simulation.simulate import Record  # imported here: it imports torch
 
-    fields = {name: _mapped(line[name], _or_nan) for name in Record._fields if name in line}
+    fields = {
+        name: _mapped(line[name], lambda x: nan if x is None else x)
+        for name in Record._fields
+        if name in line
+    }
     for name in {"dropped", "excluded"} & fields.keys():
         fields[name] = tuple(fields[name])
     return Record(**{"cohort": [], "lr": nan, "seconds": seconds, **fields})
@@ -109,20 +77,44 @@ def checked(line: Any) -> dict[str, Any]:
     return line  # type: ignore[no-any-return]
 
 
+class Row(NamedTuple):
+    """A model's metric over the last rounds of a run."""
+
+    model: str
+    mean: float
+    deviation: float  # over rounds
+    evaluations: int
+    last: int  # rounds
+
+
 class Curves(NamedTuple):
-    """Metrics and windows of models by round, in a hundredth of the memory of the records."""
+    """What records contain, by round, in a hundredth of their memory."""
 
     metrics: dict[str, dict[str, Values]]  # model -> metric
     windows: dict[str, Counts]  # model -> how many models it averaged
-    extras: Extras
+    newest: dict[str, tuple[int, dict[str, Any]]]  # kind of entry -> its last round, its entry then
+    sent: Values  # bytes to and from clients up to each round, if the first record has bytes
 
     @classmethod
     def of(cls, records: Iterable[dict[str, Any]]) -> Self:
-        found = cls({}, {}, Extras({}, array("q"), array("d")))
+        curves = cls({}, {}, {}, (array("q"), array("d")))
+        rounds, sent = curves.sent
         for number, record in enumerate(records):
-            found._add(record)
-            found.extras.add(record, is_first=number == 0)
-        return found
+            t = record["t"]
+            for model, metrics in record["metrics"].items():
+                own = curves.metrics.setdefault(model, {})
+                for metric, value in metrics.items():
+                    _append(own, metric, "d", t, nan if value is None else value)
+            for model, count in record.get("windows", {}).items():
+                _append(curves.windows, model, "q", t, count)
+            kinds = (*KEYS, "privacy")
+            curves.newest.update({key: (t, record[key]) for key in kinds if record.get(key)})
+            # A record has the bytes since the last one that had any: those of its round, unless
+            # records were reduced to fewer rounds (see examples/results/reduce.py).
+            if sent or ("bytes" in record and number == 0):
+                sent.append(sum(record.get("bytes", {}).values()) + (sent[-1] if sent else 0))
+                rounds.append(t)
+        return curves
 
     @property
     def leading(self) -> str:
@@ -140,42 +132,23 @@ class Curves(NamedTuple):
             raise KeyError(metric)
         return list(rounds), list(values)
 
-    def _add(self, record: dict[str, Any]) -> None:
-        for model, metrics in record["metrics"].items():
-            curves = self.metrics.setdefault(model, {})
-            for metric, value in metrics.items():
-                if metric not in curves:
-                    curves[metric] = array("q"), array("d")
-                rounds, values = curves[metric]
-                rounds.append(record["t"])
-                values.append(nan if value is None else value)
-        for model, count in record.get("windows", {}).items():
-            if model not in self.windows:
-                self.windows[model] = array("q"), array("q")
-            rounds, counts = self.windows[model]
-            rounds.append(record["t"])
-            counts.append(count)
+    def rows(self, last: int, metric: str = "accuracy") -> list[Row]:
+        """Mean and standard deviation of each model's metric; for curves of the last rounds."""
+        rows = []
+        for model, metrics in self.metrics.items():
+            values = metrics[metric][1]
+            mean = fmean(values)
+            deviation = sqrt(fmean((value - mean) ** 2 for value in values))
+            rows.append(Row(model, mean, deviation, evaluations=len(values), last=last))
+        return rows
 
 
-class Row(NamedTuple):
-    """A model's metric over the last rounds of a run."""
-
-    model: str
-    mean: float
-    deviation: float  # over rounds
-    evaluations: int
-    last: int  # rounds
-
-
-def rows_of(curves: Curves, last: int, metric: str = "accuracy") -> list[Row]:
-    """Mean and standard deviation of each model's metric.  curves: of the last rounds."""
-    rows = []
-    for model, metrics in curves.metrics.items():
-        values = metrics[metric][1]
-        mean = fmean(values)
-        deviation = sqrt(fmean((value - mean) ** 2 for value in values))
-        rows.append(Row(model, mean, deviation, evaluations=len(values), last=last))
-    return rows
+def _append(curves: dict[str, Any], name: str, code: str, t: int, value: float) -> None:
+    if name not in curves:
+        curves[name] = array("q"), array(code)
+    rounds, values = curves[name]
+    rounds.append(t)
+    values.append(value)
 
 
 def lines(path: Path) -> Iterator[bytes]:
@@ -193,11 +166,10 @@ def sums(path: Path, counts: Collection[int]) -> dict[int, str]:
     return found
 
 
-def keep(source: Path, count: int, *targets: Path) -> None:
-    """Write the first `count` lines of a file to the targets."""
-    for target in targets:
-        with written(target) as draft, draft.open("wb") as file:
-            file.writelines(islice(lines(source), count))
+def keep(source: Path, count: int, target: Path) -> None:
+    """Write the first `count` lines of a file to the target."""
+    with written(target) as draft, draft.open("wb") as file:
+        file.writelines(islice(lines(source), count))
 
 
 class RecordFiles:

@@ -9,24 +9,12 @@ from html import escape
 from math import nan
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wima.core.errors import UsageError, check, is_count, is_number, unknown
 from wima.core.statistics import last_rounds
 from wima.runs.own_code import OWN, label
-from wima.runs.record import (
-    RECORDS,
-    TIMES,
-    Counts,
-    Curves,
-    Row as Row,
-    as_line,
-    checked,
-    from_line,
-    lines,
-    rows_of as rows_of,
-)
+from wima.runs.record import RECORDS, TIMES, Counts, Curves, as_line, checked, from_line, lines
 from wima.runs.settings import Settings, make_settings, read_table
 from wima.storage.files import check_file, digest, is_running, last_lines, read_text
 
@@ -41,7 +29,6 @@ if TYPE_CHECKING:
 
 STATES = ("running", "done", "interrupted", "pruned", "diverged", "failed")
 MALFORMED = OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 SHOWN = 6  # models in a repr
 COUNTS = ("gained", "lost")  # not defined for the plain model
 
@@ -57,18 +44,6 @@ class Run:
     """A run: what `wima.run` and `wima.read_run` return.
 
     Whatever is in a folder is read on demand: there may be a million records.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> run = wima.run(task, averagers=wima.WIMA(2), rounds=3, clients_per_round=2)
-        >>> rounds, accuracies = run.curve("wima2", "accuracy")
-        >>> rounds
-        [1, 2, 3]
-        >>> run.model("wima2")
-        Linear(in_features=4, out_features=2, bias=True)
     """
 
     def __init__(
@@ -79,21 +54,21 @@ class Run:
         records: Sequence[Record] | None = None,
         path: Path | None = None,
         settings: Settings | None = None,
-        status: Mapping[str, Any] = NOTHING,
-        environment: Mapping[str, Any] = NOTHING,
+        status: Mapping[str, Any] | None = None,
+        environment: Mapping[str, Any] | None = None,
     ) -> None:
         """load: called when the final models are needed.  Without records, `path` has them."""
         self.title, self._load = title, load
         self.path: Path = path  # type: ignore[assignment]  # None without a folder
-        self._settings, self.status, self.environment = settings, status, environment
+        self._settings, self.status, self.environment = settings, status or {}, environment or {}
         if records is not None:
             self.records = list(records)
 
     @property
     def settings(self) -> Settings:
         """The settings of a run with a folder."""
-        check(self._settings is not None, "A run without a folder has no settings; use out=.")
-        assert self._settings is not None
+        if self._settings is None:
+            raise UsageError("A run without a folder has no settings; use out=.")
         return self._settings
 
     # What happened, by round.
@@ -113,11 +88,7 @@ class Run:
             try:
                 yield checked(json.loads(line))
             except MALFORMED as error:
-                raise self._damaged(f"line {number}: {_reason(error)}") from None
-
-    def _damaged(self, where: str) -> UsageError:
-        file = f"{self.path}/{RECORDS}"
-        return UsageError(f"{file} is damaged in {where}. `wima resume {self.path}` repairs it.")
+                raise _damaged(self.path, f"in line {number}: {_reason(error)}") from None
 
     @property
     def t(self) -> int:
@@ -127,7 +98,7 @@ class Run:
         try:
             return int(json.loads(next(last_lines(self.path / RECORDS), b'{"t": 0}'))["t"])
         except MALFORMED as error:
-            raise self._damaged(f"its last line: {_reason(error)}") from None
+            raise _damaged(self.path, f"in its last line: {_reason(error)}") from None
 
     @cached_property
     def curves(self) -> Curves:
@@ -180,23 +151,17 @@ class Run:
         vectors, task = self._models
         if name not in vectors:
             raise unknown("model", name, vectors)
-        check(
-            task.workspace is not None,
-            f"The task was made of functions and has no module; use vectors[{name!r}] instead.",
-        )
-        assert task.workspace is not None
+        if task.workspace is None:
+            raise UsageError(
+                f"The task was made of functions and has no module; use vectors[{name!r}] instead."
+            )
         return task.workspace.module_at(vectors[name])
 
     # Tables and plots.
 
     def summary(self, metric: str | None = None) -> Summary:
         """Mean and standard deviation of each model over the last rounds, as in wima's tables."""
-        from wima.runs.summary import summary_of
-
-        t = self.t
-        last = last_rounds(t)
-        late = (line for line in self.lines() if line["t"] > t - last)
-        return summary_of(Curves.of(late), last, self._metric(metric))
+        return summarize(self, self._metric(metric))
 
     def plot(self, metric: str | None = None, ax: Any = None) -> Any:
         """Plot the metric over the rounds, plain solid and averages dashed; returns the axes.
@@ -205,13 +170,13 @@ class Run:
         """
         import matplotlib.pyplot as plt
 
-        from wima.runs.summary import axes_for, draw
+        from wima.runs.summary import draw, draw_run
 
-        metric, strip = self._metric(metric), None
+        metric = self._metric(metric)
         if ax is None:
             figure = plt.figure(figsize=(8, 4.5), layout="constrained")
-            ax, strip = axes_for(self, figure)
-        draw(self, ax, strip, self.title, metric)
+            return draw_run(self.curves, figure, self.title, metric)
+        draw(self.curves, ax, None, self.title, metric)
         return ax
 
     def to_pandas(self) -> DataFrame:
@@ -220,12 +185,11 @@ class Run:
         window: the number of averaged models, if any average chose it itself.  bytes: the total
         sent to and by clients so far, if recorded.
         """
-        sent = self.curves.extras
-        known = bool(sent.sent)
+        sent = dict(zip(*self.curves.sent, strict=True))
         rows = [
             {"t": r.t, "model": model, **metrics, "lr": r.lr, "seconds": r.seconds}
             | ({"window": r.windows.get(model)} if self.windows else {})
-            | ({"bytes": sent.until(r.t)} if known else {})
+            | ({"bytes": int(sent[r.t])} if sent else {})
             for r in self.records
             for model, metrics in r.metrics.items()
         ]
@@ -306,15 +270,6 @@ def read_run(path: str | PathLike[str], task: Task | None = None) -> Run:
 
     task: needed to load models of runs that were started with Python objects; for other runs, it is
     built from their settings when needed.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> first = wima.run(task, rounds=2, clients_per_round=1, engine="serial", out="first-run")
-        >>> wima.read_run("first-run", task).vectors["plain"].equal(first.vectors["plain"])
-        True
     """
     path = Path(path)
     for name in ("settings.toml", "environment.json", RECORDS, "status.json"):
@@ -328,13 +283,9 @@ def read_run(path: str | PathLike[str], task: Task | None = None) -> Run:
         check(isinstance(environment, dict), "environment.json")
     except MALFORMED as error:
         raise UsageError(f"The run folder {path} is damaged: {_reason(error)}") from None
-    algorithm, data, cohort = (
-        settings.algorithm.name,
-        settings.data.name,
-        settings.clients_per_round,
-    )
+    names, cohort = (settings.algorithm.name, settings.data.name), settings.clients_per_round
     run = Run(
-        title(algorithm, data, cohort, environment.get("clients", "all")),
+        title(*names, cohort, environment.get("clients", "all")),
         lambda: _final_models(run, task),
         path=path,
         settings=settings,
@@ -387,11 +338,10 @@ class Ending(NamedTuple):
 
 def ending(run: Run) -> Ending:
     """The last rounds of a run, in any state, without reading the others."""
-    file, t, last = run.path / RECORDS, 0, 0
+    t = last = 0
     late: list[dict[str, Any]] = []
     try:
-        for line in last_lines(file):
-            record = checked(json.loads(line))
+        for record in _newest_first(run):
             if not late:
                 t, last = record["t"], last_rounds(record["t"])
             if record["t"] <= t - last:
@@ -399,24 +349,31 @@ def ending(run: Run) -> Ending:
             late.append(record)
         return Ending(t, last, Curves.of(reversed(late)))
     except MALFORMED as error:
-        raise UsageError(
-            f"{file} is damaged near its end: {_reason(error)}. "
-            f"`wima resume {run.path}` repairs it."
-        ) from None
+        raise _damaged(run.path, f"near its end: {_reason(error)}") from None
+
+
+def _newest_first(run: Run) -> Iterator[dict[str, Any]]:
+    if run.path is None:
+        return map(as_line, reversed(run.records))
+    return (checked(json.loads(line)) for line in last_lines(run.path / RECORDS))
 
 
 def summarize(run: Run, metric: str = "accuracy") -> Summary:
     """Mean and standard deviation of each model's metric over the run's last rounds."""
-    from wima.runs.summary import summary_of
+    from wima.runs.summary import Summary
 
     _, last, curves = ending(run)
-    return summary_of(curves, last, metric)
+    return Summary(curves.rows(last, metric), metric)
 
 
 def title(algorithm: str, data: str, per_round: int, clients: object) -> str:
     """One line that says what was run, from names in settings."""
     on = "own data" if data == OWN else label(data)
     return f"{label(algorithm)} on {on}, {per_round} of {clients} clients per round"
+
+
+def _damaged(path: Path, where: str) -> UsageError:
+    return UsageError(f"{path}/{RECORDS} is damaged {where}. `wima resume {path}` repairs it.")
 
 
 def _reason(error: Exception) -> str:

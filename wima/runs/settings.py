@@ -5,12 +5,10 @@ A choice by name with hyper-parameters (algorithm, server, averagers) is written
 A name may refer to a user's own class or function; see `runs/own_code.py`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 import tomli_w
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     create_model,
@@ -29,7 +26,7 @@ from pydantic import (
 
 from wima.core.errors import Mistakes, UsageError, check, unknown
 from wima.runs.mistakes import explain
-from wima.runs.own_code import check_call, check_choice, find, parameters, split
+from wima.runs.own_code import check_call, check_choice, find, is_own, kinds, parameters, split
 from wima.simulation.engines import NAMES as ENGINES
 from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.storage.files import read_text
@@ -91,14 +88,12 @@ def _value(text: str) -> Any:
 
 CHOICES = ("data", "model", "algorithm", "server", "schedule", "privacy", "finetune")
 INSTEAD = (("window", "averagers"), ("alpha", "split"))  # one replaces the other
-Made = TypeVar("Made")
 Part = TypeVar("Part", RunOptions, LocalSGD, Faults)
 
 
-class Choice(BaseModel):
+class Choice(BaseModel, extra="allow", frozen=True):
     """A name with hyper-parameters."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     name: str
 
     @model_validator(mode="before")
@@ -117,16 +112,17 @@ class Choice(BaseModel):
         """Its hyper-parameters."""
         return dict(self.model_extra or {})
 
-    def make(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Made:
-        """An instance of the named class."""
-        made = self.call(kind, registry)
-        check_call(f"{kind} {self.name!r}", made)
+    def make(self, setting: str) -> Any:
+        """An instance of the class that the setting names."""
+        made = self.call(setting)
+        check_call(f"{kinds()[setting].name} {self.name!r}", made.func, **made.keywords)
         return made()
 
-    def call(self, kind: str, registry: Mapping[str, Callable[..., Made]]) -> Callable[..., Made]:
-        """The named function, registered or the user's own, with the hyper-parameters bound."""
-        made = find(kind, self.name, registry)
-        known = parameters(kind, made)
+    def call(self, setting: str) -> partial[Any]:
+        """What the setting names, registered or the user's own, with the hyper-parameters bound."""
+        kind = kinds()[setting]
+        made = find(kind, self.name)
+        known = parameters(kind.name, made)
         for name in self.parameters:
             if name not in known:
                 raise unknown(f"hyper-parameter of {self.name}", name, known or ["(it has none)"])
@@ -139,7 +135,7 @@ NOT_IN_RESULTS |= {"window_store", "client_memory_gb", "snapshots", "trackers"}
 # These were added after hashes of runs were defined, so they count only if they are set.
 LATER = {"cohorts", "privacy", "client_eval_every", "client_sample", "client_test", "calibration"}
 LATER |= {"finetune", "measures"}
-CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `runs/identity.py`
+CHANGEABLE = NOT_IN_RESULTS - {"device"}  # when a run is resumed; engine: see `settings_to_resume`
 PARTS = (RunOptions, LocalSGD, Faults)  # they declare their own options
 
 if TYPE_CHECKING:
@@ -190,37 +186,27 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _not_set(cls, given: Any) -> Any:
-        """ "none" unsets an optional setting: TOML has no null."""
+    def _resolved(cls, given: Any) -> Any:
+        """Resolve what stands for other settings, and what earlier versions wrote.
+
+        "none" unsets an optional setting, since TOML has no null.  `window = 50` or `[5, 50]` is
+        short for WIMA averagers with these windows.  `collective` was removed.
+        """
         if not isinstance(given, dict):
             return given
-        unset = {name for name, field in cls.model_fields.items() if field.default is None}
-        return {k: v for k, v in given.items() if k not in unset or v not in ("none", "None")}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _removed(cls, given: Any) -> Any:
-        """Settings of earlier versions name `collective`; only its default is left."""
-        if not isinstance(given, dict) or "collective" not in given:
-            return given
+        collective = given.get("collective", "gather")
         check(
-            given["collective"] == "gather",
-            f"collective={given['collective']} was removed; remove this setting: all ranks send "
-            "their clients' updates to rank 0, as with collective=gather.",
+            collective == "gather",
+            f"collective={collective} was removed; remove this setting: all ranks send their "
+            "clients' updates to rank 0, as with collective=gather.",
         )
-        return {name: value for name, value in given.items() if name != "collective"}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _window(cls, given: Any) -> Any:
-        """`window = 50` or `[5, 50]` is short for WIMA averagers with these windows."""
-        if not isinstance(given, dict) or "window" not in given:
-            return given
-        given = dict(given)
-        windows = given.pop("window")
-        listed = windows if isinstance(windows, list) else [windows]
-        given["averagers"] = [{"name": "wima", "window": window} for window in listed]
-        return given
+        unset = {name for name, field in cls.model_fields.items() if field.default is None}
+        removed = {name for name in unset & given.keys() if given[name] in ("none", "None")}
+        table = {k: v for k, v in given.items() if k not in removed | {"collective", "window"}}
+        if "window" in given:
+            windows = given["window"] if isinstance(given["window"], list) else [given["window"]]
+            table["averagers"] = [{"name": "wima", "window": window} for window in windows]
+        return table
 
     @field_validator("averagers", "measures", "trackers", mode="before")
     @classmethod
@@ -230,6 +216,13 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
             name = text.partition(":")[0] if isinstance(text, str) else ""
             check("=" not in name, f"expected hyper-parameters after a colon, got {text!r}.")
         return listed
+
+    def make(self, setting: str) -> Any:
+        """What a setting names: an object, a list of them, or None."""
+        chosen = getattr(self, setting)
+        if isinstance(chosen, list):
+            return [choice.make(setting) for choice in chosen]
+        return None if chosen is None else chosen.make(setting)
 
     @property
     def run_id(self) -> str:
@@ -242,6 +235,11 @@ class Settings(_Options, frozen=True, extra="forbid", strict=True):
         found = self.model_dump(mode="json", exclude=NOT_IN_RESULTS)
         defaults = {name: type(self).model_fields[name].default for name in LATER}
         return {n: v for n, v in found.items() if n not in LATER or v != defaults[n]}
+
+    def own_names(self) -> list[str]:
+        """The names that refer to a user's own code."""
+        choices = [*(getattr(self, key) for key in CHOICES), *self.averagers, *self.measures]
+        return [choice.name for choice in choices if choice and is_own(choice.name)]
 
     def part(self, kind: type[Part]) -> Part:
         """The options that belong to a dataclass such as `LocalSGD`."""
@@ -286,12 +284,12 @@ def load_settings(source: str, overrides: Sequence[str]) -> Settings:
     return settings
 
 
-def change_settings(settings: Settings, overrides: Sequence[str], allowed: Set[str]) -> Settings:
-    """The settings with `key=value` overrides, if these keys may be changed."""
+def change_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
+    """The settings of an existing run with `key=value` overrides, if these keys may be changed."""
     changes = dict(parse_override(text) for text in overrides)
     for key in changes:
-        names = ", ".join(sorted(allowed))
-        check(key in allowed, f"{key} cannot be changed in an existing run; {names} can.")
+        names = ", ".join(sorted(CHANGEABLE))
+        check(key in CHANGEABLE, f"{key} cannot be changed in an existing run; {names} can.")
     return make_settings({**settings.model_dump(mode="json", exclude_none=True), **changes})
 
 
@@ -345,14 +343,12 @@ def change(table: dict[str, Any], key: str, value: Any) -> None:
     for parent in parents:
         field = Settings.model_fields.get(parent)
         below = table.get(parent, field.default if field else {})
-        table[parent] = _as_table(parent, below)
+        if isinstance(below, str | Choice) and parent in CHOICES:
+            below = as_choice(below).model_dump()
+        if not isinstance(below, dict):
+            raise UsageError(
+                f"{parent} has no hyper-parameters, so {parent}.something cannot be set."
+            )
+        table[parent] = dict(below)
         table = table[parent]
     table[last] = value
-
-
-def _as_table(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str | Choice) and key in CHOICES:
-        return as_choice(value).model_dump()
-    if not isinstance(value, dict):
-        raise UsageError(f"{key} has no hyper-parameters, so {key}.something cannot be set.")
-    return dict(value)

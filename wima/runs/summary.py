@@ -1,11 +1,9 @@
 """The figure and summary of one run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +12,7 @@ from rich.table import Table
 
 from wima.core.measure import PLAIN, Measure
 from wima.core.text import cell, printable
-from wima.runs.record import Curves, Row, rows_of
+from wima.runs.record import Curves, Row
 
 Rounds = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -71,27 +69,7 @@ class Summary(list[Row]):
         return f"<table><caption>{escape(self.title)}</caption>{body}</table>"
 
 
-def summary_of(curves: Curves, last: int, metric: str) -> Summary:
-    """Mean and standard deviation of each model over the last rounds, whose curves are given."""
-    return Summary(rows_of(curves, last, metric), metric)
-
-
 # The figure
-
-
-class Drawn(Protocol):
-    """Metrics over rounds: a run."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def models(self) -> list[str]: ...
-
-    @property
-    def windows(self) -> Any: ...
-
-    def curve(self, model: str, metric: str) -> tuple[list[int], list[float]]: ...
 
 
 def sparse_until(rounds: Rounds) -> int:
@@ -124,7 +102,7 @@ def draw_curve(
 
 
 def axes_of(figure: Any, windows: Iterable[Iterable[float]]) -> tuple[Any, Any]:
-    """The axes of the curves, and those of the windows below them, or None without windows."""
+    """The axes of the curves, and those of the windows below them, or None if no window varies."""
     from matplotlib.ticker import LogLocator
 
     longest = max(map(max, windows), default=0)
@@ -144,18 +122,13 @@ def axes_of(figure: Any, windows: Iterable[Iterable[float]]) -> tuple[Any, Any]:
     return axes, strip
 
 
-def axes_for(curves: Drawn, figure: Any) -> tuple[Any, Any]:
-    """The axes of the curves, and those of the windows, or None if no window varies."""
-    return axes_of(figure, (counts for _, counts in curves.windows.values()))
-
-
-def draw(curves: Drawn, axes: Any, strip: Any | None, title: str, metric: str) -> None:
+def draw(curves: Curves, axes: Any, strip: Any | None, title: str, metric: str) -> None:
     """Draw the curves, plain solid and averages dashed; strip: axes for windows that vary."""
 
     def text(name: str) -> str:
         return printable(name).replace("$", r"\$")  # no formula
 
-    for model in curves.models:
+    for model in curves.metrics:
         rounds, values = curves.curve(model, metric)
         curve = np.array(rounds), np.array(values)
         style = {"ls": "-", "linewidth": 0.9} if model == PLAIN else {"ls": "--", "linewidth": 2.0}
@@ -168,14 +141,21 @@ def draw(curves: Drawn, axes: Any, strip: Any | None, title: str, metric: str) -
     axes.set_title(text(title))
     axes.set_ylabel(text(f"test {metric}"))
     axes.grid(alpha=0.3)
-    if curves.models:
+    if curves.metrics:
         axes.legend(loc="lower right")
 
 
-def draw_curves(run: Drawn, path: Path, metric: str = "accuracy") -> None:
-    """Write a PNG of the metric over rounds, with plain solid and averages dashed, and windows."""
+def draw_run(curves: Curves, figure: Any, title: str, metric: str) -> Any:
+    """Draw a run, with windows that vary below the curves; returns the axes of the curves."""
+    axes, strip = axes_of(figure, (counts for _, counts in curves.windows.values()))
+    draw(curves, axes, strip, title, metric)
+    return axes
+
+
+def draw_curves(curves: Curves, title: str, path: Path, metric: str = "accuracy") -> None:
+    """Write a PNG of the metric over rounds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    draw(run, *axes_for(run, figure), run.title, metric)
+    draw_run(curves, figure, title, metric)
     figure.savefig(path, dpi=120)

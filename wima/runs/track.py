@@ -4,8 +4,6 @@ A tracker is a class with the three methods of `Tracker`.  Three are registered;
 `trackers` also takes a user's own, as `file.py:Thing` or `module:Thing`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -19,7 +17,7 @@ from typing import Any, Protocol
 
 from wima.core.errors import RunError, UsageError, check
 from wima.core.text import echo
-from wima.runs.own_code import check_call, find
+from wima.runs.own_code import Kind, check_call, find
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings
 from wima.simulation.simulate import Record
@@ -44,14 +42,22 @@ class Tracker(Protocol):
         """The run ended: done, interrupted, pruned, diverged or failed.  The last call."""
 
 
-def needed(tracker: str, module: str, packages: str) -> Any:
+PACKAGES = {  # mlflow-skinny lacks what its SQLite store needs
+    "mlflow": "mlflow-skinny sqlalchemy alembic",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+
+
+def needed(tracker: str, module: str) -> Any:
     """Import a module; if that fails, the error says what to install."""
     try:
         return import_module(module)
     except ImportError as error:
         raise UsageError(
             f"The tracker {tracker} needs a package that cannot be imported ({error}). "
-            f"Install it with `pip install {packages}`, or remove {tracker} from `trackers`."
+            f"Install it with `pip install {PACKAGES[tracker]}`, or remove {tracker} from "
+            "`trackers`."
         ) from None
 
 
@@ -105,8 +111,8 @@ class TensorBoard:
     """Event files in the folder `tensorboard` of the run."""
 
     def __init__(self) -> None:
-        self._writers = _tensorboard("torch.utils.tensorboard")
-        self._summaries = _tensorboard("torch.utils.tensorboard.summary")
+        self._writers = needed("tensorboard", "torch.utils.tensorboard")
+        self._summaries = needed("tensorboard", "torch.utils.tensorboard.summary")
         self._writer: Any = None
         self._end: Any = None  # the summary that marks the run as finished
         self._done = 0  # rounds in earlier files
@@ -147,19 +153,15 @@ def _wait_for_a_later_name(folder: Path) -> None:
 
 def _rounds_in(folder: Path) -> int:
     """The number of complete rounds in the event files of a folder."""
-    reader = _tensorboard("tensorboard.backend.event_processing.event_accumulator")
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    reader = needed("tensorboard", module)
     events = reader.EventAccumulator(str(folder), {reader.SCALARS: 0})  # 0: keep all
     events.Reload()
     rounds = events.Scalars("lr") if "lr" in events.Tags()["scalars"] else []
     return int(rounds[-1].step) if rounds else 0
 
 
-def _tensorboard(name: str) -> Any:
-    return needed("tensorboard", name, "tensorboard")
-
-
 EXPERIMENT = "wima"  # unless MLFLOW_EXPERIMENT_NAME is set
-PACKAGES = "mlflow-skinny sqlalchemy alembic"  # skinny lacks what its SQLite store needs
 TAG = "wima.identity"  # identifies a run when it is resumed
 WAIT, MANY = 5.0, 500  # seconds and numbers to buffer at most, since writing is slow
 STATUS = {"done": "FINISHED", "interrupted": "KILLED", "pruned": "KILLED"}  # else FAILED
@@ -169,8 +171,8 @@ class MLflow:
     """MLflow, configured by its variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ..."""
 
     def __init__(self) -> None:
-        self._mlflow = needed("mlflow", "mlflow", PACKAGES)
-        self._entities = needed("mlflow", "mlflow.entities", PACKAGES)
+        self._mlflow = needed("mlflow", "mlflow")
+        self._entities = needed("mlflow", "mlflow.entities")
         self._client: Any = None
         self._run_id, self._done = "", 0
         self._waiting: list[Any] = []
@@ -229,7 +231,7 @@ class WandB:
     """Weights & Biases, configured by its variables: WANDB_MODE, WANDB_PROJECT, WANDB_DIR, ..."""
 
     def __init__(self) -> None:
-        self._wandb = needed("wandb", "wandb", "wandb")
+        self._wandb = needed("wandb", "wandb")
         self._run: Any = None
 
     def start(self, run: Run) -> None:
@@ -285,7 +287,8 @@ class Trackers:
         try:
             self._live = _notify(self._live, lambda tracker: tracker.finish(state))
         except KeyboardInterrupt:
-            _warn("trackers were interrupted before they had written everything.")
+            text = "trackers were interrupted before they had written everything."
+            echo(f"Warning: {text}", sys.stderr)
 
 
 def _notify(trackers: dict[str, Tracker], send: Callable[[Tracker], None]) -> dict[str, Tracker]:
@@ -296,13 +299,16 @@ def _notify(trackers: dict[str, Tracker], send: Callable[[Tracker], None]) -> di
             send(tracker)
             left[name] = tracker
         except Exception as error:
-            _warn(f"the tracker {name} failed and is disabled for this run. {_reason(error)}")
+            text = f"the tracker {name} failed and is disabled for this run. {_reason(error)}"
+            echo(f"Warning: {text}", sys.stderr)
     return left
 
 
 def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
     """Trackers by name; raises `UsageError` for unknown names and missing packages."""
-    kinds = {name: find("tracker", name, BY_NAME) for name in names}
+    words = "a class with methods start, record and finish"
+    known = Kind("tracker", BY_NAME, words, methods=("start", "record", "finish"))
+    kinds = {name: find(known, name) for name in names}
     for name, kind in kinds.items():
         check_call(f"tracker {name!r}", kind)
     return {name: kind() for name, kind in kinds.items()}
@@ -314,11 +320,9 @@ def export(paths: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
     errors: list[Exception] = []
     for path in paths:
         try:
-            line = _export(path, names)
+            yield _export(path, names)
         except (UsageError, RunError) as error:
             errors.append(error)
-        else:
-            yield line
     if errors:
         kind = UsageError if isinstance(errors[0], UsageError) else RunError
         raise kind("\n".join(map(str, errors)))
@@ -348,7 +352,3 @@ def _begin(tracker: Tracker, run: Run) -> None:
 def _reason(error: Exception) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no reason given'}"
-
-
-def _warn(text: str) -> None:
-    echo(f"Warning: {text}", sys.stderr)

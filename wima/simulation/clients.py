@@ -1,7 +1,5 @@
 """What clients remember between visits (SCAFFOLD, FedDyn, AdaBest)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import NamedTuple
@@ -101,10 +99,10 @@ class ClientMemory:
             about[str(i)] = encode(state, str(i), tensors, {})
             taken += size(state)
             if taken >= PART:
-                self._write(store, tensors, about)
+                self._place(store.write("clients", tensors, about), about)
                 tensors, about, taken = {}, {}, 0
         if about:
-            self._write(store, tensors, about)
+            self._place(store.write("clients", tensors, about), about)
         self._unsaved.clear()
         names = sorted({place.segment for place in self._where.values()})
         for name in self._written.keys() - set(names):  # no current state is left in it
@@ -112,14 +110,13 @@ class ClientMemory:
             store.drop(name)
         return names
 
-    def _write(self, store: Segments, tensors: dict[str, Tensor], about: dict[str, Json]) -> None:
-        self._place(store.write("clients", tensors, about), about)
-
     def _place(self, segment: str, about: dict[str, Json]) -> None:
         """Record what a segment holds; equal structures share one string."""
         places: dict[StoredAt, StoredAt] = {}
         for client, structure in about.items():
-            place = StoredAt(segment, _without_names(structure))
+            # Without the client's number, which prefixes the names of its tensors in files.
+            state = decode(structure, None, lambda _: torch.empty(0), {})
+            place = StoredAt(segment, json.dumps(encode(state, "", {}, {})))
             self._where[int(client)] = places.setdefault(place, place)
         self._written[segment] = len(about)
 
@@ -145,9 +142,3 @@ class ClientMemory:
         if self._budget == float("inf"):
             like = self._init(w)
             self._states = {i: self._stored(i, store, like) for i in self._where}
-
-
-def _without_names(structure: Json) -> str:
-    """A state's structure, without the client's number, which prefixes tensor names in files."""
-    state = decode(structure, None, lambda _: torch.empty(0), {})
-    return json.dumps(encode(state, "", {}, {}))

@@ -3,12 +3,10 @@
 Its plain twin is in `reference.py`; tests compare the two bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +20,10 @@ from wima.data.federated import FederatedData, as_tensor, read_rows
 from wima.simulation.options import LocalSGD
 from wima.simulation.task import Task
 from wima.simulation.workspace import Batch
+
+# The client's visit as algorithms see it, and the rest of the vector (BatchNorm's statistics) where
+# its training ended; empty for most models.
+Solved: TypeAlias = tuple[Visit, Vector]
 
 
 class Problem(NamedTuple):
@@ -37,31 +39,59 @@ class Problem(NamedTuple):
     share: float = 1.0  # of its steps, which the client finishes
     memory: State = ()  # what the client remembers, for `client_finish`; not sent to workers
 
+    def solved(
+        self,
+        steps: int = 0,
+        *,
+        end: Vector | None = None,
+        rest: Vector | None = None,
+        gradient: Vector | None = None,
+        path_gradient: Vector | None = None,
+    ) -> Solved:
+        """Its visit; without training, it ends at w."""
+        visit = Visit(
+            start=self.w if self.local is None else self.local.start,
+            end=self.w if end is None else end,
+            steps=steps,
+            lr=self.lr,
+            t=self.t,
+            gradient=gradient,
+            path_gradient=path_gradient,
+        )
+        return visit, self.w[:0] if rest is None else rest
 
-# The client's visit as algorithms see it, and the rest of the vector (BatchNorm's statistics) where
-# its training ended; empty for most models.
-Solved: TypeAlias = tuple[Visit, Vector]
+    def message(self) -> tuple[dict[str, Any], dict[str, Vector]]:
+        """JSON and, by name, the vectors other than w: for a process that has w."""
+        fields, vectors = self._asdict(), {}
+        del fields["w"], fields["memory"]
+        if self.local is not None:
+            start, scale, prox, shift, anchored = self.local
+            local = {"scale": float(scale), "prox": float(prox), "anchored": bool(anchored)}
+            if start.data_ptr() != self.w.data_ptr():
+                vectors["start"] = start
+            if isinstance(shift, Tensor):
+                vectors["shift"] = shift
+            else:
+                local["shift"] = float(shift)
+            fields["local"] = local
+        return {**fields, "vectors": list(vectors)}, vectors
 
+    @classmethod
+    def of(
+        cls, message: dict[str, Any], w: Vector, trained: int | None, vectors: dict[str, Vector]
+    ) -> Self:
+        """The inverse of `message`."""
+        fields = {name: value for name, value in message.items() if name in cls._fields}
+        if fields["local"] is not None:
+            fields["local"] = Local(**{"start": w[:trained], **fields["local"], **vectors})
+        return cls(w=w, **fields)
 
-def solved(
-    problem: Problem,
-    end: Vector,
-    steps: int,
-    gradient: Vector | None,
-    path_gradient: Vector | None = None,
-) -> Solved:
-    """The visit of a problem.  end: the whole vector where SGD ended, or w without training."""
-    start = problem.w if problem.local is None else problem.local.start
-    visit = Visit(
-        start=start,
-        end=end[: len(start)],
-        steps=steps,
-        lr=problem.lr,
-        t=problem.t,
-        gradient=gradient,
-        path_gradient=path_gradient,
-    )
-    return visit, end[len(start) :]
+    def results(self, visit: Visit, rest: Vector) -> dict[str, Vector]:
+        """The vectors to send back, by name: those from which `solved` makes the visit."""
+        vectors = {"gradient": visit.gradient, "path_gradient": visit.path_gradient}
+        if self.local is not None:
+            vectors |= {"end": visit.end, "rest": rest}
+        return {name: v for name, v in vectors.items() if v is not None and len(v)}
 
 
 def batches(
@@ -113,10 +143,17 @@ class Solver:
         if problem.full_gradient:
             gradient = full_gradient(self.task, self.sgd, self.seed, problem)
         if problem.local is None:
-            return solved(problem, problem.w, 0, gradient)
+            return problem.solved(gradient=gradient)
         path = torch.zeros_like(problem.local.start) if problem.path_gradient else None
-        end, steps = self._descend(problem, problem.local, path)
-        return solved(problem, end, steps, gradient, None if path is None else path / steps)
+        w_full, steps = self._descend(problem, problem.local, path)
+        trained = len(problem.local.start)
+        return problem.solved(
+            steps,
+            end=w_full[:trained],
+            rest=w_full[trained:],
+            gradient=gradient,
+            path_gradient=None if path is None else path / steps,
+        )
 
     def _descend(self, problem: Problem, local: Local, path: Vector | None) -> tuple[Vector, int]:
         """SGD on the local problem, in place; `path` accumulates the mini-batch gradients."""
@@ -186,73 +223,6 @@ def full_gradient(task: Task, sgd: LocalSGD, seed: int, problem: Problem) -> Vec
     for batch in everything(task.data, problem.client, seed, problem.t):
         total.add_(task.gradient(problem.w.clone(), batch), alpha=len(batch.x))
     return torch.add(total / n, problem.w[: task.trained], alpha=sgd.weight_decay)
-
-
-def starts_at_w(problem: Problem) -> bool:
-    """Whether the client starts from the global model itself."""
-    return problem.local is None or problem.local.start.data_ptr() == problem.w.data_ptr()
-
-
-def fields_of(problem: Problem) -> dict[str, Any]:
-    """The problem without w and without the vectors in `vectors_of`."""
-    local, fields = problem.local, None
-    if local is not None:
-        fields = {
-            "start": "w" if starts_at_w(problem) else "vector",
-            "scale": float(local.scale),
-            "prox": float(local.prox),
-            "shift": "vector" if isinstance(local.shift, Tensor) else float(local.shift),
-            "anchored": bool(local.anchored),
-        }
-    return {
-        "t": problem.t,
-        "client": problem.client,
-        "lr": problem.lr,
-        "full_gradient": problem.full_gradient,
-        "path_gradient": problem.path_gradient,
-        "share": problem.share,
-        "local": fields,
-    }
-
-
-def vectors_of(problem: Problem) -> dict[str, Vector]:
-    """`start` and `shift`, if they are vectors other than w."""
-    if problem.local is None:
-        return {}
-    own = {} if starts_at_w(problem) else {"start": problem.local.start}
-    shift = problem.local.shift
-    return {**own, "shift": shift} if isinstance(shift, Tensor) else own
-
-
-def named_vectors(fields: dict[str, Any]) -> list[str]:
-    """The names in `vectors_of` of the problem with these fields."""
-    local = fields["local"] or {}
-    return [name for name in ("start", "shift") if local.get(name) == "vector"]
-
-
-def problem_of(
-    fields: dict[str, Any], w: Vector, trained: int | None, vectors: dict[str, Vector]
-) -> Problem:
-    """The inverse of `fields_of` and `vectors_of`."""
-    local, values = None, fields["local"]
-    if values is not None:
-        local = Local(
-            start=vectors["start"] if values["start"] == "vector" else w[:trained],
-            scale=values["scale"],
-            prox=values["prox"],
-            shift=vectors["shift"] if values["shift"] == "vector" else values["shift"],
-            anchored=values["anchored"],
-        )
-    return Problem(
-        t=fields["t"],
-        client=fields["client"],
-        lr=fields["lr"],
-        w=w,
-        local=local,
-        full_gradient=fields["full_gradient"],
-        path_gradient=fields["path_gradient"],
-        share=fields["share"],
-    )
 
 
 @contextmanager

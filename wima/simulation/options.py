@@ -70,9 +70,8 @@ class RunOptions:
         check_count("rounds", self.rounds)
         check_rate("lr", self.lr)
         check_rate("diverged", self.diverged)
-        check_count("eval_every", self.eval_every, least=0)
-        check_count("eval_last", self.eval_last, least=0)
-        check_count("client_eval_every", self.client_eval_every, least=0)
+        for name in ("eval_every", "eval_last", "client_eval_every"):
+            check_count(name, getattr(self, name), least=0)
         check_count("client_sample", self.client_sample)
         seed = self.seed
         check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
@@ -101,12 +100,6 @@ class LocalSGD:
     batch_size "full" means all of a client's examples.  A visit has ceil(epochs * N_i / batch_size)
     steps, or `steps` if given.  last_batch "fill" completes the last batch from a new shuffle, so
     that all batches have the same size; "short" leaves it short, as PyTorch's loaders do.
-
-    Examples:
-        >>> import wima
-        >>> sgd = wima.LocalSGD(batch_size=4, epochs=2)
-        >>> sgd.count(10)  # steps of a visit to a client with 10 examples: ceil(2 * 10 / 4)
-        5
     """
 
     batch_size: int | Literal["full"] = 10
@@ -131,9 +124,8 @@ class LocalSGD:
 
     def whole_steps(self, n: int) -> int | None:
         """The number of steps of a visit, if each of them sees all n examples."""
-        full = self.batch_size in ("full", n)
-        if self.batch_size != "full" and self.last_batch == "short":
-            full = self.batch_size >= n
+        size = self.size(n)
+        full = size == n or (size > n and self.last_batch == "short")
         return (self.steps or self.epochs) if full else None
 
     def size(self, n: int) -> int:
@@ -153,18 +145,10 @@ class LocalSGD:
 
         size, steps = self.size(n), self.count(n)
         if self.last_batch == "short":
-            return self._plan_short(n, size, steps, random)
-        passes = [random.permutation(n) for _ in range(ceil(steps * size / n))]
-        return list(np.concatenate(passes)[: steps * size].reshape(steps, size))
-
-    def _plan_short(
-        self, n: int, size: int, steps: int, random: np.random.Generator
-    ) -> list[npt.NDArray[np.int64]]:
-        plan: list[npt.NDArray[np.int64]] = []
-        while len(plan) < steps:
-            order = random.permutation(n)
-            plan += [order[i : i + size] for i in range(0, n, size)]
-        return plan[:steps]
+            orders = [random.permutation(n) for _ in range(ceil(steps / ceil(n / size)))]
+            return [order[i : i + size] for order in orders for i in range(0, n, size)][:steps]
+        orders = [random.permutation(n) for _ in range(ceil(steps * size / n))]
+        return list(np.concatenate(orders)[: steps * size].reshape(steps, size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,12 +159,6 @@ class Faults:
     uniformly between 0 and 1, and after at least one step.
     exclude: leave out clients that send or would remember a vector that is not finite; otherwise
     the run ends as diverged.
-
-    Examples:
-        >>> import wima
-        >>> faults = wima.Faults(dropout=0.5)
-        >>> faults.survivors(seed=0, t=0, cohort=[0, 1, 2, 3, 4, 5])
-        [4, 5]
     """
 
     dropout: float = 0.0
@@ -238,54 +216,32 @@ COHORTS = {"uniform": uniform_cohorts, "poisson": poisson_cohorts}
 
 def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int) -> Cohorts:
     """Cohorts by the name of a rule, or from a user's function, whose results are checked."""
-    if not callable(given):
-        if given not in COHORTS:
-            raise unknown("cohorts", given, COHORTS)
-        return COHORTS[given](num_clients, clients_per_round)
-
-    def cohort(seed: int, t: int) -> list[int]:
-        return checked_cohort(given(seed, t), t, num_clients, clients_per_round)
-
-    return cohort
-
-
-def checked_cohort(drawn: Sequence[int], t: int, clients: int, most: int) -> list[int]:
-    """The clients of round t that a user's function drew; raises if they are invalid."""
-    cohort = [int(client) for client in drawn]
-    check(
-        0 < len(set(cohort)) == len(cohort) <= most
-        and all(0 <= client < clients for client in cohort),
-        f"The cohort of round {t} must be 1 to {most} different clients in 0 ... "
-        f"{clients - 1}, got {cohort}.",
-    )
-    return cohort
-
-
-def check_cohort_size(clients_per_round: int, num_clients: int) -> None:
-    """Raise unless a cohort has at least one client and at most all of them."""
     check_count("clients_per_round", clients_per_round)
     check(
         clients_per_round <= num_clients,
         f"clients_per_round must be at most the number of clients, {num_clients}, "
         f"got {clients_per_round}.",
     )
+    if not callable(given):
+        if given not in COHORTS:
+            raise unknown("cohorts", given, COHORTS)
+        return COHORTS[given](num_clients, clients_per_round)
+
+    def cohort(seed: int, t: int) -> list[int]:
+        drawn = [int(client) for client in given(seed, t)]
+        check(
+            0 < len(set(drawn)) == len(drawn) <= clients_per_round
+            and all(0 <= client < num_clients for client in drawn),
+            f"The cohort of round {t} must be 1 to {clients_per_round} different clients in 0 ... "
+            f"{num_clients - 1}, got {drawn}.",
+        )
+        return drawn
+
+    return cohort
 
 
 class Schedule(Protocol):
-    """A factor for each round t = 0 ... rounds - 1.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> class Halved:
-        ...     def factor(self, t, rounds):
-        ...         return 1.0 if t < rounds / 2 else 0.5
-        >>> run = wima.simulate(task, schedule=Halved(), lr=0.1, rounds=4, clients_per_round=1)
-        >>> [record.lr for record in run]
-        [0.1, 0.1, 0.05, 0.05]
-    """
+    """A factor for each round t = 0 ... rounds - 1."""
 
     def factor(self, t: int, rounds: int) -> float:
         """The factor of lr in round t."""
@@ -294,13 +250,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The same rate in every round.
-
-    Examples:
-        >>> import wima
-        >>> [wima.Constant().factor(t, rounds=3) for t in range(3)]
-        [1.0, 1.0, 1.0]
-    """
+    """The same rate in every round."""
 
     def factor(self, t: int, rounds: int) -> float:
         return 1.0
@@ -308,13 +258,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential:
-    """The rate is multiplied by `decay` after each round.
-
-    Examples:
-        >>> import wima
-        >>> [wima.Exponential(decay=0.5).factor(t, rounds=3) for t in range(3)]
-        [1.0, 0.5, 0.25]
-    """
+    """The rate is multiplied by `decay` after each round."""
 
     decay: float = 0.998
 
@@ -327,13 +271,7 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """Half a cosine wave, from 1 in the first round down to `final` after the last.
-
-    Examples:
-        >>> import wima
-        >>> [round(wima.Cosine().factor(t, rounds=4), 2) for t in range(4)]
-        [1.0, 0.85, 0.5, 0.15]
-    """
+    """Half a cosine wave, from 1 in the first round down to `final` after the last."""
 
     final: float = 0.0
 

@@ -4,8 +4,6 @@ No shared memory, no in-place tricks.  Errors in hooks name the round, client an
 write to their arguments are reported in the same way.
 """
 
-from __future__ import annotations
-
 import torch
 
 from wima.algorithms.base import Local, State, Visit

@@ -8,8 +8,6 @@
 Its plain twin is in `reference.py`; tests compare the two bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,6 +24,18 @@ from wima.simulation.measures.job import EvaluationJob
 from wima.simulation.options import Faults, LocalSGD, Weighting
 from wima.simulation.privacy import Gaussian, PrivateSum
 from wima.simulation.task import Task
+
+
+class RoundState(NamedTuple):
+    """Everything that a round changes.  `memory` is changed in place, the rest is replaced."""
+
+    w: Vector
+    server: State
+    opt: OptState
+    memory: ClientMemory
+    excluded: tuple[int, ...] = ()  # clients of the last round whose updates were not finite
+    client_gradient: Vector | None = None  # mean of `client_gradient_of` in the last round
+    clip: float | None = None  # of the next round, with differential privacy
 
 
 class Setup(NamedTuple):
@@ -62,16 +72,15 @@ class Setup(NamedTuple):
         return not self.faults.exclude or all(is_finite(vector) for vector in vectors(sent))
 
 
-class RoundState(NamedTuple):
-    """Everything that a round changes.  `memory` is changed in place, the rest is replaced."""
+class Means(NamedTuple):
+    """What the server learns in a round."""
 
-    w: Vector
-    server: State
-    opt: OptState
-    memory: ClientMemory
-    excluded: tuple[int, ...] = ()  # clients of the last round whose updates were not finite
-    client_gradient: Vector | None = None  # mean of `client_gradient_of` in the last round
-    clip: float | None = None  # of the next round, with differential privacy
+    delta: Vector
+    clients: int
+    extra: Extra = None  # None if clients sent only deltas
+    rest: Vector | None = None  # start - end of the rest of w; None if there is no rest
+    client_gradient: Vector | None = None  # see `RoundState`; None if not requested
+    clip: float | None = None  # see `RoundState`
 
 
 class Engine:
@@ -175,7 +184,7 @@ class Engine:
                 if setup.wants_client_gradient:
                     own = client_gradient_of(visit, problem.local)
                 updates.add(setup.weight(i), delta, extra, moved, own)
-            means = updates.means(setup, t)
+            means = updates.means(t)
 
         # The server steps with the means.  Without any usable update, the model stays as it is.
         if means is None:
@@ -233,9 +242,7 @@ class Engine:
         delta = self.mean_delta(problems)
         if delta is None:
             return None
-        return Means(
-            delta=delta, extra=None, rest=None, clients=len(problems), client_gradient=delta
-        )
+        return Means(delta=delta, clients=len(problems), client_gradient=delta)
 
 
 class Serial(Engine):
@@ -263,26 +270,13 @@ def _shift(local: Local | None) -> Vector | None:
     return local.shift if local is not None and isinstance(local.shift, torch.Tensor) else None
 
 
-class Means(NamedTuple):
-    """What the server learns in a round."""
-
-    delta: Vector
-    extra: Extra  # None if clients sent only deltas
-    rest: Vector | None  # start - end of the rest of w; None if there is no rest
-    clients: int
-    client_gradient: Vector | None = None  # see `RoundState`; None if not requested
-    clip: float | None = None  # see `RoundState`
-
-
 class Updates:
     """The clients' updates, summed in the order of the cohort."""
 
     def __init__(self, setup: Setup, state: RoundState) -> None:
-        self._private = setup.private_sum(state)
-        self._uniform = setup.algorithm.extra_mean == "uniform"
-        self._delta, self._extra, self._rest = RunningMean(), RunningMean(), RunningMean()
-        self._client_gradient = RunningMean() if setup.wants_client_gradient else None
-        self._clients = 0
+        self._setup, self._private, self._clients = setup, setup.private_sum(state), 0
+        names = ("delta", "extra", "rest", "client_gradient")
+        self._sums = {name: RunningMean() for name in names}
 
     def add(
         self,
@@ -297,35 +291,27 @@ class Updates:
         if self._private is not None:  # then clients send only deltas
             self._private.add(delta)
             return
-        self._delta.add(delta, weight)
-        if self._client_gradient is not None:
-            self._client_gradient.add(delta if client_gradient is None else client_gradient, weight)
+        self._sums["delta"].add(delta, weight)
+        if self._setup.wants_client_gradient:
+            own = delta if client_gradient is None else client_gradient
+            self._sums["client_gradient"].add(own, weight)
         if extra is not None:
-            self._extra.add(extra, 1.0 if self._uniform else weight)
+            uniform = self._setup.algorithm.extra_mean == "uniform"
+            self._sums["extra"].add(extra, 1.0 if uniform else weight)
         if rest is not None:
-            self._rest.add(rest, weight)
+            self._sums["rest"].add(rest, weight)
 
-    def means(self, setup: Setup, t: int) -> Means | None:
+    def means(self, t: int) -> Means | None:
         """None if no client sent anything; privacy conceals this case."""
         if self._private is not None:
-            mean, clip = self._private.release(setup.seed, t)
-            return Means(
-                delta=mean,
-                extra=None,
-                rest=None,
-                clients=setup.cohort,
-                client_gradient=mean if setup.wants_client_gradient else None,
-                clip=clip,
-            )
-        delta = self._delta.value
+            mean, clip = self._private.release(self._setup.seed, t)
+            own = mean if self._setup.wants_client_gradient else None
+            return Means(delta=mean, clients=self._setup.cohort, client_gradient=own, clip=clip)
+        delta, extra, rest, own = (total.value for total in self._sums.values())
         if delta is None:
             return None
         return Means(
-            delta=delta,
-            extra=self._extra.value,
-            rest=self._rest.value,
-            clients=self._clients,
-            client_gradient=self._client_gradient.value if self._client_gradient else None,
+            delta=delta, clients=self._clients, extra=extra, rest=rest, client_gradient=own
         )
 
 

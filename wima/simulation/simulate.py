@@ -4,10 +4,8 @@ for record in simulate(task, FedAvg(), averagers=[WIMA(50)], rounds=200, ...):
     print(record.t, record.metrics)
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
@@ -36,7 +34,6 @@ from wima.simulation.options import (
     RunOptions,
     Schedule,
     Weighting,
-    check_cohort_size,
     make_cohorts,
 )
 from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, PrivacyAccountant, accountant_of
@@ -46,17 +43,7 @@ from wima.storage.segments import Storage
 
 
 class Record(NamedTuple):
-    """One round; its metrics are those of the models after t rounds.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> *_, last = wima.simulate(task, rounds=2, clients_per_round=2, lr=0.5)
-        >>> last.t, last.cohort, last.lr, sorted(last.metrics["plain"])
-        (2, [0, 1], 0.5, ['accuracy', 'loss'])
-    """
+    """One round; its metrics are those of the models after t rounds."""
 
     t: int  # completed rounds
     cohort: list[int]
@@ -77,18 +64,7 @@ PATIENCE = 3  # consecutive rounds without a usable update that end the run
 
 
 class Simulation:
-    """An iterator of records that holds the current models: `w`, and `vectors()` by name.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> with wima.simulate(task, rounds=3, clients_per_round=2, engine="serial") as simulation:
-        ...     first = next(simulation)
-        >>> first.cohort, simulation.t, simulation.w.shape
-        ([0, 1], 1, torch.Size([10]))
-    """
+    """An iterator of records that holds the current models: `w`, and `vectors()` by name."""
 
     def __init__(
         self,
@@ -188,7 +164,9 @@ class Simulation:
             self._begin(t + 1)
         entries = self.measures.after(t + 1, self.options, self._engine.evaluate, self.vectors)
         self.t, self.between_rounds = t + 1, True
-        sent = self._visit_bytes
+        sent, spent = self._visit_bytes, {}
+        if self.accountant is not None and state.clip is not None:
+            spent = {"epsilon": self.accountant.epsilon(self.t), "clip": state.clip}
         return Record(
             t=self.t,
             cohort=cohort,
@@ -198,7 +176,7 @@ class Simulation:
             dropped=tuple(client for client in cohort if client not in answering),
             excluded=state.excluded,
             windows=self.watch.used(),
-            privacy=self._spent(),
+            privacy=spent,
             bytes={"down": len(cohort) * sent.down, "up": len(answering) * sent.up}
             if sent
             else NOTHING,
@@ -206,11 +184,6 @@ class Simulation:
             calibration=entries.get("calibration", NOTHING),
             finetuned=entries.get("finetuned", NOTHING),
         )
-
-    def _spent(self) -> dict[str, float]:
-        if self.accountant is None or self.state.clip is None:
-            return {}
-        return {"epsilon": self.accountant.epsilon(self.t), "clip": self.state.clip}
 
     def _lr(self, t: int) -> float:
         return self.options.lr * self._schedule.factor(t, self.rounds)
@@ -286,12 +259,12 @@ def check_parts(arguments: Mapping[str, Any]) -> None:
         f"task must be made by wima.make_task(model, data, test), got {task!r:.80}; to run a "
         "preset, use `wima run`.",
     )
-    for name, (fits, registry) in KINDS.items():
+    for name, (kind, registry) in KINDS.items():
         given = arguments.get(name)
         for thing in _listed(given) if name == "averagers" else [given]:
-            if thing is not None:
-                reason = f"{name} cannot be {thing!r:.80}; give {_instead(thing, registry)}."
-                check(fits(thing), reason)
+            if thing is not None and not _fits(thing, kind):
+                advice = _instead(thing, registry)
+                raise UsageError(f"{name} cannot be {thing!r:.80}; give {advice}.")
     measures = arguments.get("measures") or ()
     check(
         isinstance(measures, list | tuple) and all(isinstance(m, Measure) for m in measures),
@@ -299,22 +272,22 @@ def check_parts(arguments: Mapping[str, Any]) -> None:
     )
 
 
-def _has(*methods: str) -> Callable[[Any], bool]:
-    """Whether a thing is an object with these methods."""
-    return lambda thing: (
-        not isinstance(thing, type)
-        and all(callable(getattr(thing, method, None)) for method in methods)
-    )
-
-
-KINDS: dict[str, tuple[Callable[[Any], bool], Mapping[str, type[Any]]]] = {
-    "algorithm": (lambda thing: isinstance(thing, Algorithm), algorithms.BY_NAME),
-    "averagers": (lambda thing: isinstance(thing, Averager), averaging.BY_NAME),
-    "server_opt": (_has("init", "update"), SERVERS),
-    "schedule": (_has("factor"), SCHEDULES),
-    "privacy": (lambda thing: isinstance(thing, Gaussian), PRIVACY),
-    "finetune": (lambda thing: isinstance(thing, FineTune), FINE_TUNING),
+KINDS: dict[str, tuple[type[Any] | tuple[str, ...], Mapping[str, type[Any]]]] = {
+    # argument: its class, or the methods that it must have; and what there is
+    "algorithm": (Algorithm, algorithms.BY_NAME),
+    "averagers": (Averager, averaging.BY_NAME),
+    "server_opt": (("init", "update"), SERVERS),
+    "schedule": (("factor",), SCHEDULES),
+    "privacy": (Gaussian, PRIVACY),
+    "finetune": (FineTune, FINE_TUNING),
 }
+
+
+def _fits(thing: Any, kind: type[Any] | tuple[str, ...]) -> bool:
+    if isinstance(kind, type):
+        return isinstance(thing, kind)
+    methods = [getattr(thing, method, None) for method in kind]
+    return not isinstance(thing, type) and all(map(callable, methods))
 
 
 def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
@@ -397,26 +370,16 @@ def simulate(
 
     With engine "distributed", all ranks call this function; the iterators of ranks 1, 2, ... solve
     the problems that rank 0 sends and yield no records.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> run = wima.simulate(task, averagers=wima.WIMA(2), rounds=2, clients_per_round=1)
-        >>> for record in run:
-        ...     print(record.t, sorted(record.metrics))
-        1 ['plain', 'wima2']
-        2 ['plain', 'wima2']
     """
     arguments = {**locals(), **wrong}
     check_names(arguments, wrong)
     run, sgd = options_of(RunOptions, arguments), options_of(LocalSGD, arguments)
     check_parts(arguments)
-    check_cohort_size(run.clients_per_round, task.data.num_clients)
+    cohorts = cohorts or "uniform"
+    draw = make_cohorts(cohorts, task.data.num_clients, run.clients_per_round)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
     check_server_rule(algorithm, server_opt, run.stack_server)
-    schedule, cohorts = schedule or Constant(), cohorts or "uniform"
+    schedule = schedule or Constant()
     schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
     watched = {name: a.for_run(run.rounds) for name, a in named(averagers).items()}
     check(
@@ -442,7 +405,6 @@ def simulate(
         privacy=spent.privacy if spent else None,
         cohort=run.clients_per_round,
     )
-    draw = make_cohorts(cohorts, task.data.num_clients, run.clients_per_round)
     storage = storage or Storage()
     return Simulation(setup, run, watched, measured, schedule, draw, spent, storage, make)
 

@@ -3,11 +3,10 @@
 `make_task` builds one from a torch module; tests and theory build their own from plain functions.
 """
 
-from __future__ import annotations
-
-import copy
 import hashlib
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Flat, Layout, Vector
-from wima.data.federated import Array, FederatedData, as_array, as_tensor, hold_out, release
+from wima.data.federated import FederatedData, as_array, as_tensor, hold_out, release
 from wima.data.transform import Transform
 from wima.simulation.measures.base import Evaluation, Metric, Metrics, accuracy
 from wima.simulation.workspace import Batch, Loss, Workspace, seeded
@@ -53,16 +52,6 @@ class Task(NamedTuple):
     workspace: Workspace | None = None  # the fast path: see `Workspace`
 
 
-class _Copies:
-    """A factory that makes copies of a given module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = copy.deepcopy(module)
-
-    def __call__(self) -> nn.Module:
-        return copy.deepcopy(self._module)
-
-
 def make_task(
     model: nn.Module | Callable[[], nn.Module],
     data: FederatedData,
@@ -87,27 +76,29 @@ def make_task(
 
     To evaluate models for each client, give `test_clients`, the client of each test example, -1 for
     none; or `client_test`, the share of each client's training examples to hold out instead.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> w = task.init(0)  # the initial model of seed 0, as a vector
-        >>> len(w), sorted(task.evaluate(w))
-        (10, ['accuracy', 'loss'])
     """
     check(
         callable(model),
         f"model must be a torch.nn.Module or a function that makes one, got {model!r:.80}.",
     )
-    factory = _Copies(model) if isinstance(model, nn.Module) else model
+    factory = partial(deepcopy, deepcopy(model)) if isinstance(model, nn.Module) else model
     workspace = Workspace(factory, loss, transform, device)
     x, y = (part if isinstance(part, Tensor) else as_tensor(part) for part in test)
     check(len(x) == len(y), f"Test x and y must have equal length, got {len(x)} and {len(y)}.")
     check(len(x) > 0, "There are no test examples.")
     measures = {"accuracy": accuracy} if metrics is None else metrics
-    owners = None if test_clients is None else _checked_owners(test_clients, data, len(x))
+    owners = None if test_clients is None else as_array(test_clients, "test_clients")
+    if owners is not None:
+        check(
+            owners.shape == (len(x),) and owners.dtype.kind in "iu",
+            "test_clients must hold the number of a client, or -1, for each test example; expected "
+            f"{len(x)} integers, got {owners.dtype} of shape {owners.shape}.",
+        )
+        low, high = owners.min(), owners.max()
+        check(
+            low >= -1 and high < data.num_clients,
+            f"test_clients must be in -1..{data.num_clients - 1}, got {low} to {high}.",
+        )
     pooled = len(x)
     if client_test is not None:
         held = hold_out(data, client_test, data_seed)
@@ -124,21 +115,6 @@ def make_task(
     return Task(data, init, workspace.gradient_at, evaluate, layout.trained, layout, workspace)
 
 
-def _checked_owners(given: Any, data: FederatedData, count: int) -> Array:
-    owners = as_array(given, "test_clients")
-    check(
-        owners.shape == (count,) and owners.dtype.kind in "iu",
-        "test_clients must hold the number of a client, or -1, for each test example; expected "
-        f"{count} integers, got {owners.dtype} of shape {owners.shape}.",
-    )
-    check(
-        owners.min() >= -1 and owners.max() < data.num_clients,
-        f"test_clients must be in -1..{data.num_clients - 1}, got {owners.min()} to "
-        f"{owners.max()}.",
-    )
-    return owners
-
-
 def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) -> None:
     """Run one example through the model, so that a mismatch is reported before the run starts."""
     x, y = (torch.from_numpy(array[:1].copy()) for array in (data.x, data.y))
@@ -150,10 +126,8 @@ def _try(workspace: Workspace, data: FederatedData, y_test: Tensor, loss: Loss) 
         except RunError:  # the example itself cannot be read
             raise
         except (RuntimeError, ValueError, TypeError) as error:
-            shape = tuple(x.shape[1:])
-            raise UsageError(
-                f"The model cannot take an example of shape {shape} and dtype {x.dtype}: {error}"
-            ) from error
+            example = f"an example of shape {tuple(x.shape[1:])} and dtype {x.dtype}"
+            raise UsageError(f"The model cannot take {example}: {error}") from error
     if loss is not F.cross_entropy or output.ndim != 2 or y.is_floating_point():
         return
     outputs = output.shape[1]

@@ -1,9 +1,7 @@
 """Where gradients are computed: a module bound to flat buffers, on its device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -18,14 +16,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (output, y) -> the mean 
 
 
 class Batch(NamedTuple):
-    """Examples, and the address of their randomness (dropout, augmentation).
-
-    Examples:
-        >>> import torch, wima
-        >>> batch = wima.Batch(x=torch.ones(2, 3), y=torch.tensor([0, 1]))
-        >>> batch.address
-        (0,)
-    """
+    """Examples, and the address of their randomness (dropout, augmentation)."""
 
     x: Tensor
     y: Tensor
@@ -127,7 +118,9 @@ class Workspace:
         """One gradient per trained parameter."""
         if not self.module.training:
             self.module.train()
-        with self._seeded(batch.address):
+        # Random layers draw at the batch's address.
+        random = seeded(self.device, "layers", *batch.address) if self.random else nullcontext()
+        with random:
             counters = [c.clone() for c in self._counters]  # must not affect other clients
             x = self.transform.train(batch.x, batch.address) if self.transform else batch.x
             loss = self.loss(self.module(x.to(self.device)), batch.y.to(self.device))
@@ -136,15 +129,6 @@ class Workspace:
                 counter.copy_(before)
         pairs = zip(gradients, self._parameters, strict=True)
         return [torch.zeros_like(p) if g is None else g for g, p in pairs]
-
-    @contextmanager
-    def _seeded(self, address: tuple[int, ...]) -> Iterator[None]:
-        """Random layers draw at the batch's address; torch's generator is restored afterwards."""
-        if not self.random:
-            yield
-            return
-        with seeded(self.device, "layers", *address):
-            yield
 
     def gradient_at(self, w: Vector, batch: Batch) -> Vector:
         """`Task.gradient`: like `gradient`, at any w, returned as a new vector."""

@@ -1,7 +1,5 @@
 """Files: written so that they are complete or absent, locked while a run writes, read in lines."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import hashlib
@@ -12,20 +10,17 @@ import secrets
 import shutil
 import stat
 import warnings
+import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from wima.core.errors import RunError, UsageError, check
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.(new|old)")  # drafts, and the folders that they replace
+DRAFT = re.compile(r"\.(.+)\.[0-9a-f]{8}\.(new|old)")  # drafts, and the folders that they replace
 
 
 def sync(path: Path) -> None:
@@ -104,8 +99,8 @@ def _rename(draft: Path, path: Path, over: bool) -> None:
 
 def drafts_of(path: Path) -> list[Path]:
     """The drafts of a file or folder, including those left by killed processes."""
-    found = [draft for draft in path.parent.glob(".*") if DRAFT.fullmatch(draft.name)]
-    return [draft for draft in found if draft.name[1 : -len(".01234567.new")] == path.name]
+    drafts = ((draft, DRAFT.fullmatch(draft.name)) for draft in path.parent.glob(".*"))
+    return [draft for draft, match in drafts if match and match[1] == path.name]
 
 
 def remove_drafts(folder: Path) -> None:
@@ -151,61 +146,62 @@ def new_file(path: Path, force: bool = False) -> Iterator[Path]:
         check_new(path, force)
 
 
-MARK = {"Software": "wima"}  # PNG metadata
+MARK = {"Software": "wima"}  # PNG metadata, which is this part of the file:
+MARKED = b"\0\0\0\x0dtEXtSoftware\0wima"
 
 
 def check_picture(path: Path, force: bool = False) -> None:
     """Refuse a name that does not end in .png, or a file that wima did not draw unless forced."""
     check(path.suffix.lower() == ".png", f"Pictures are PNG files: expected a .png, got {path}.")
     check(path.parent.is_dir(), f"Cannot write {path}: the folder {path.parent} does not exist.")
-    check_new(path, force or _is_ours(path))
+    is_ours = False
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        is_ours = MARKED in file.read(1024)  # it comes before the pixels
+    check_new(path, force or is_ours)
 
 
-def save_picture(figure: Figure, path: Path, force: bool = False, dpi: int = 120) -> None:
-    """Write the figure as a PNG, replacing one that wima drew; see `check_picture`."""
+def save_picture(figure: Any, path: Path, force: bool = False, dpi: int = 120) -> None:
+    """Write matplotlib's figure as a PNG, replacing one that wima drew; see `check_picture`."""
     check_picture(path, force)
-    with new_file(path, force or _is_ours(path)) as draft, warnings.catch_warnings():
+    with written(path) as draft, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # in names, if the font lacks it
         figure.savefig(draft, dpi=dpi, format="png", metadata=MARK)
-
-
-def _is_ours(path: Path) -> bool:
-    from PIL import Image
-
-    try:
-        with Image.open(path, formats=["PNG"]) as picture:
-            return MARK.items() <= picture.info.items()
-    except (OSError, ValueError, SyntaxError):  # Pillow raises SyntaxError for broken PNGs
-        return False
 
 
 class Lock:
     """Held by the process that works on a folder; the system releases it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        self._lock = FileLock(folder / "lock", timeout=0)
+        import fcntl  # here, because Windows has none
+
+        path = folder / "lock"
         try:
-            self._lock.acquire()
-        except Timeout:
+            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._close = weakref.finalize(self, os.close, number)
+            self._unlock = partial(fcntl.flock, number, fcntl.LOCK_UN)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._close()
             raise UsageError(
                 f"Another process is working on {folder}; wait until it ends, or stop it."
             ) from None
         except OSError as error:
-            raise cannot_write(folder / "lock", error) from error
+            raise cannot_write(path, error) from error
 
     def release(self) -> None:
-        self._lock.release()
+        """Release the lock; forked processes, which share it, do not keep it."""
+        if self._close.alive:
+            self._unlock()
+            self._close()
 
 
 def is_running(folder: Path) -> bool:
     """Whether a process holds the run's lock."""
-    if not folder.is_dir():  # filelock would create it
-        return False
     try:
         Lock(folder).release()
     except UsageError:
         return True
-    except RunError:
+    except RunError:  # for instance because there is no such folder
         return False
     return False
 

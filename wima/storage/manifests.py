@@ -4,8 +4,6 @@ A manifest is a file such as `000000120.json`.  The two newest are kept, with th
 need.  For large states, only what changed since the last manifest is written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -23,7 +21,7 @@ from wima.storage.segments import Segments
 
 FORMAT = 1
 NAME = re.compile(r"\d{9,18}\.json")  # other files in the folder are not ours
-KEPT = 2
+KEPT = 2  # manifests
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
@@ -47,32 +45,13 @@ def save(
 
     content: JSON that includes `identity`, `extra` and optionally `clients`, a list of segments.
     """
-    manifest = {
-        "format": FORMAT,
-        "t": t,
-        "clients": [],
-        **content,
-        "vectors": store.write("vectors", tensors),
-        "rings": {
-            name: {"count": ring.count, "segments": ring.save(store, "ring")}
-            for name, ring in rings.items()
-        },
-    }
+    vectors = store.write("vectors", tensors)
+    saved = {n: {"count": r.count, "segments": r.save(store, "ring")} for n, r in rings.items()}
+    manifest = {"format": FORMAT, "t": t, "clients": [], **content}
+    manifest |= {"vectors": vectors, "rings": saved}
     manifest["sums"] = {name: store.sums[name] for name in segments_of(manifest)}
     write_manifest(store.folder / f"{t:09d}.json", manifest)
-    prune(store)
-
-
-def segments_of(manifest: Mapping[str, Any]) -> list[str]:
-    """The segments that a manifest needs."""
-    rings = [name for ring in manifest["rings"].values() for name in ring["segments"]]
-    return list(dict.fromkeys([manifest["vectors"], *rings, *manifest["clients"]]))
-
-
-def prune(store: Segments) -> None:
-    """Remove old manifests, then segments that no manifest needs."""
-    paths = manifests(store.folder)
-    needed: set[str] = set()
+    paths, needed = manifests(store.folder), set[str]()
     for path in paths[:KEPT]:
         with contextlib.suppress(RunError, UsageError, *MALFORMED):
             needed.update(segments_of(read_manifest(path, FORMAT)))
@@ -82,8 +61,14 @@ def prune(store: Segments) -> None:
     store.keep(needed)
 
 
+def segments_of(manifest: Mapping[str, Any]) -> list[str]:
+    """The segments that a manifest needs."""
+    rings = [name for ring in manifest["rings"].values() for name in ring["segments"]]
+    return list(dict.fromkeys([manifest["vectors"], *rings, *manifest["clients"]]))
+
+
 def discard_after(store: Segments, t: int) -> None:
-    """Remove the manifests of later states, so that `prune` does not keep them as the newest."""
+    """Remove the manifests of later states, so that `save` does not keep them as the newest."""
     for path in manifests(store.folder):
         if int(path.stem) > t:
             path.unlink()

@@ -1,9 +1,7 @@
 """The most recent models, each stored once, however many averagers use them."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Sequence
+import tempfile
 from math import inf, prod
 from pathlib import Path
 
@@ -11,9 +9,9 @@ import torch
 from torch import Tensor
 
 from wima.core.errors import UsageError
-from wima.core.machine import memory_available
+from wima.core.machine import memory_available, reserve
 from wima.core.vector import Vector
-from wima.storage.segments import PART, Segments, mapped_file
+from wima.storage.segments import PART, Segments
 
 BLOCK = 8  # models that a mapped ring buffers in memory before writing them
 CACHED = 2**15  # numbers summed at a time, so that the sum stays in the CPU cache
@@ -36,18 +34,18 @@ class Ring:
         folder: Path | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.length, self.dtype, self._mapped = length, dtype or like.dtype, mapped
+        self.length, self.dtype = length, dtype or like.dtype
         self._like = like.new_empty(0)  # for its dtype and device
         self._size, self._row_bytes = like.numel(), like.numel() * self.dtype.itemsize
         shape = (0 if mapped else length, like.numel())
         if folder is None:
             self.rows = _reserved(shape, self.dtype, like.device)
         else:
-            self.rows = mapped_file(folder, shape, self.dtype)
+            self.rows = _mapped(folder, shape, self.dtype)
         self.count = 0  # vectors pushed so far
         self._recent: dict[int, Tensor] = {}  # in a mapped ring: not yet written
         self._where: dict[int, str] = {}  # push -> the segment of the store that holds it
-        self._store = mapped
+        self._mapped, self._store = mapped, mapped
 
     def push(self, w: Vector) -> None:
         """Store a copy of w in place of the oldest vector."""
@@ -77,8 +75,8 @@ class Ring:
 
     def ago(self, n: int) -> Vector:
         """The vector pushed n pushes ago: 1 is the newest, `length` the oldest."""
-        if not 1 <= n <= min(self.count, self.length):
-            held = min(self.count, self.length)
+        held = min(self.count, self.length)
+        if not 1 <= n <= held:
             raise IndexError(f"No vector from {n} pushes ago: the ring holds {held} vectors.")
         return self._pushed(self.count - n).to(self._like)
 
@@ -90,8 +88,11 @@ class Ring:
         """The mean of the last n vectors, summed in float64, oldest first."""
         total = torch.zeros(self._size, dtype=torch.float64, device=self._like.device)
         for first in range(self.count - n, self.count, BLOCK):
-            numbers = range(first, min(first + BLOCK, self.count))
-            _add(total, [self._pushed(number) for number in numbers])
+            block = [self._pushed(k) for k in range(first, min(first + BLOCK, self.count))]
+            for k in range(0, self._size, CACHED):  # in pieces, without copying whole vectors
+                part = total[k : k + CACHED]
+                for vector in block:
+                    part.add_(vector[k : k + CACHED].to(part.device))
         return total.div_(n).to(self._like)
 
     def _pushed(self, number: int) -> Tensor:
@@ -140,10 +141,18 @@ def _reserved(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) 
     )
 
 
-def _add(total: Vector, vectors: Sequence[Vector]) -> None:
-    """Add vectors to a float64 total in chunks, without copying whole vectors."""
-    for start in range(0, len(total), CACHED):
-        piece = slice(start, start + CACHED)
-        part = total[piece]
-        for vector in vectors:
-            part.add_(vector[piece].to(part.device))
+def _mapped(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """A matrix in an unnamed file, which disappears with it, however the process ends.
+
+    The space is reserved up front: if the disk filled up later, a write would kill the process.
+    """
+    size = prod(shape)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".window-") as file:
+            reserve(file.fileno(), size * dtype.itemsize)
+            return torch.from_file(file.name, shared=True, size=size, dtype=dtype).view(shape)
+    except OSError as error:
+        needed = f"{size * dtype.itemsize / 1e9:.1f} GB of past models"
+        reason = f"{error.strerror or error}. Choose another folder."
+        raise UsageError(f"{folder} cannot hold {needed}: {reason}") from None

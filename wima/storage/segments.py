@@ -3,14 +3,10 @@
 A segment is a safetensors file.  Manifests that need it record its checksum.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from wima.core.errors import RunError, UsageError
-from wima.core.machine import reserve
+from wima.core.errors import RunError
 from wima.storage.files import digest, remove_drafts, written
 
 SUFFIX = ".safetensors"
@@ -52,21 +47,18 @@ class Segments:
 
     def read(self, name: str, key: str) -> Tensor:
         """Read one tensor; the rest of the file is not read."""
-        try:
-            return self._file(name).get_tensor(key)  # type: ignore[no-any-return]
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{self.folder / name} cannot be read: {error}") from error
+        return self._file(name).get_tensor(key)  # type: ignore[no-any-return]
 
     def about(self, name: str) -> Any:
         """The JSON stored with the segment."""
-        try:
-            return json.loads(self._file(name).metadata()["about"])
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RunError(f"{self.folder / name} cannot be read: {error}") from error
+        return json.loads(self._file(name).metadata()["about"])
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
-            self._open[name] = safe_open(self.folder / name, framework="pt")
+            try:
+                self._open[name] = safe_open(self.folder / name, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise RunError(f"{self.folder / name} cannot be read: {error}") from error
         return self._open[name]
 
     def names(self, kind: str) -> list[str]:
@@ -113,24 +105,6 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         taken.add(memory.data_ptr())
         apart[name] = tensor
     return apart
-
-
-def mapped_file(folder: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """A tensor in an unnamed file, which disappears with it, however the process ends.
-
-    The space is reserved up front: if the disk filled up later, a write would kill the process.
-    """
-    size = prod(shape)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".window-") as file:
-            reserve(file.fileno(), size * dtype.itemsize)
-            rows = torch.from_file(file.name, shared=True, size=size, dtype=dtype)
-    except OSError as error:
-        needed = f"{size * dtype.itemsize / 1e9:.1f} GB of past models"
-        reason = f"{error.strerror or error}. Choose another folder."
-        raise UsageError(f"{folder} cannot hold {needed}: {reason}") from None
-    return rows.view(shape)
 
 
 class Storage(NamedTuple):

@@ -5,8 +5,6 @@ holds buffers for later updates, is not stored.  The class of a named tuple is t
 the same kind (what `init` returns), so no class is ever looked up by a name in a file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -43,8 +41,7 @@ def encode(tree: Any, name: str, tensors: dict[str, Tensor], rings: dict[str, Ri
     if tree is None or isinstance(tree, bool | int | float | str):
         return {"value": tree}
     if isinstance(tree, tuple):
-        branches = [encode(b, f"{name}.{k}", tensors, rings) for k, b in enumerate(tree)]
-        return {"tuple": branches}
+        return {"tuple": [encode(b, f"{name}.{k}", tensors, rings) for k, b in enumerate(tree)]}
     raise UsageError(
         f"{name} is a {type(tree).__name__}, which a checkpoint cannot store; states must be "
         "tuples of vectors, numbers, strings and None."

@@ -4,9 +4,7 @@ Other libraries are never imported.  An array is anything that NumPy can read (`
 average is created with the array's own namespace (`__array_namespace__`, the array API standard).
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from os import PathLike
 from pathlib import Path
@@ -24,20 +22,8 @@ from wima.training.window_average import check_windows
 class ArrayWindow:
     """The mean of the last `window` values of an array, or of arrays in dicts, lists and tuples.
 
-        average = ArrayWindow(window=100)
-        average.update(params)           # after every step
-        average.value()                  # the same containers, with averages
-
     Floating-point arrays and floats are averaged, each in its own dtype; everything else is as in
     the newest value.  every, dtype and folder are those of `WindowAverage`.
-
-    Examples:
-        >>> import numpy as np, wima
-        >>> average = wima.ArrayWindow(window=2)
-        >>> for value in (1.0, 2.0, 4.0):
-        ...     average.update({"weights": np.full(3, value), "step": 7})
-        >>> average.value()
-        {'weights': array([3., 3., 3.]), 'step': 7}
     """
 
     def __init__(
@@ -66,17 +52,17 @@ class ArrayWindow:
         self.calls += 1
         if self.calls % self.every:
             return
-        found = ((path, _tensor(path, leaf)) for path, leaf in _leaves(arrays))
-        tensors = {path: tensor for path, tensor in found if tensor is not None}
+        found: dict[str, Tensor | None] = {}
+        _mapped(arrays, lambda path, leaf: found.setdefault(path, _tensor(path, leaf)))
+        tensors = {path: tensor for path, tensor in found.items() if tensor is not None}
         if self._ring is None:
             check(bool(tensors), f"There is no floating-point array in {type(arrays).__name__}.")
-            self._ring = TensorRing(
-                tensors,
-                self.windows[-1],
-                dtype=self._dtype,
-                folder=self._folder,
-            )
-        _check_alike(self._ring, tensors)
+            length, dtype, folder = self.windows[-1], self._dtype, self._folder
+            self._ring = TensorRing(tensors, length, dtype=dtype, folder=folder)
+        missing = [path for path in self._ring.names if path not in tensors]
+        new = [path for path in tensors if path not in self._ring.names]
+        check(not missing, f"{', '.join(missing)} was in the first value and is now missing.")
+        check(not new, f"{', '.join(new)} was not in the first value.")
         self._ring.push(tensors)
         self._newest = arrays
 
@@ -84,73 +70,49 @@ class ArrayWindow:
         """The average over the last `window` values (default: the largest window); new arrays."""
         if self._ring is None:
             raise UsageError(f"There is no value yet: call update() first (every={self.every}).")
-        return _rebuild(self._newest, self._ring.mean(window))
+        means = self._ring.mean(window)
+        return _mapped(
+            self._newest, lambda path, leaf: _like(leaf, means[path]) if path in means else leaf
+        )
 
 
-def _children(tree: Any) -> Iterator[tuple[Any, Any]] | None:
-    """Keys and children of a container; None for anything else."""
+def _mapped(tree: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """The tree with `change(path, leaf)` in place of its leaves; paths are like ['layers'][0]."""
     if isinstance(tree, Mapping):
-        return iter(tree.items())
-    return iter(enumerate(tree)) if isinstance(tree, list | tuple) else None
-
-
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything that is not a container, with its path, such as ['layers'][0]."""
-    children = _children(tree)
-    if children is None:
-        yield path, tree
-        return
-    for key, branch in children:
-        yield from _leaves(branch, f"{path}[{key!r}]")
-
-
-def _rebuild(tree: Any, means: Mapping[str, Tensor], path: str = "") -> Any:
-    """The tree, with averages in place of the leaves that have one."""
-    children = _children(tree)
-    if children is None:
-        return _like(tree, means[path]) if path in means else tree
-    branches = {key: _rebuild(branch, means, f"{path}[{key!r}]") for key, branch in children}
-    if isinstance(tree, dict):  # copied, so that subclasses keep their other attributes
-        twin = copy(tree)
-        twin.update(branches)
+        named = {key: _mapped(t, change, f"{path}[{key!r}]") for key, t in tree.items()}
+        if not isinstance(tree, dict):
+            return type(tree)(named)  # type: ignore[call-arg]
+        twin = copy(tree)  # subclasses keep their other attributes
+        twin.update(named)
         return twin
-    if isinstance(tree, Mapping):
-        return type(tree)(branches)  # type: ignore[call-arg]
-    if hasattr(tree, "_fields"):
-        return type(tree)(*branches.values())
-    return type(tree)(branches.values())
+    if isinstance(tree, list | tuple):
+        branches = [_mapped(branch, change, f"{path}[{n}]") for n, branch in enumerate(tree)]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
+    return change(path, tree)
 
 
 def _tensor(path: str, leaf: Any) -> Tensor | None:
     """A floating-point leaf as a tensor, which may share its memory; None for others."""
     if isinstance(leaf, float) and not isinstance(leaf, np.generic):
         return torch.tensor(leaf, dtype=torch.float64)
+    if not isinstance(leaf, Tensor) and not (hasattr(leaf, "__array__") and hasattr(leaf, "dtype")):
+        return None
+    name, kind = path or "The array", getattr(leaf.dtype, "name", str(leaf.dtype))
+    check("complex" not in kind, f"{name} is {kind}; average its real and imaginary parts.")
+    if "float" not in kind:
+        return None
     if isinstance(leaf, Tensor):
-        array, kind, floating = leaf, str(leaf.dtype), leaf.dtype.is_floating_point
-    elif hasattr(leaf, "__array__") and hasattr(leaf, "dtype"):
-        array, kind = leaf, str(leaf.dtype)
-        floating = np.issubdtype(leaf.dtype, np.floating) or "float" in kind  # for bfloat16
-    else:
-        return None
-    check(
-        "complex" not in kind,
-        f"{path or 'The array'} is {kind}; average its real and imaginary parts.",
-    )
-    if not floating:
-        return None
-    return array.detach() if isinstance(array, Tensor) else _from_numpy(path, np.asarray(array))
-
-
-def _from_numpy(path: str, array: np.ndarray[Any, Any]) -> Tensor:
+        return leaf.detach()
+    array = np.asarray(leaf)
     if not array.flags.writeable or not array.flags.aligned or any(s < 0 for s in array.strides):
         array = array.copy()  # torch needs writable memory and no negative strides
     try:
-        if array.dtype.name == "bfloat16":
+        if kind == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
     except (TypeError, ValueError):
         expected = "expected float16, bfloat16, float32 or float64"
-        raise UsageError(f"{path or 'The array'} is {array.dtype}; {expected}.") from None
+        raise UsageError(f"{name} is {array.dtype}; {expected}.") from None
 
 
 def _like(leaf: Any, mean: Tensor) -> Any:
@@ -167,12 +129,3 @@ def _like(leaf: Any, mean: Tensor) -> Any:
         return array[()]
     namespace = leaf.__array_namespace__() if hasattr(leaf, "__array_namespace__") else np
     return namespace.asarray(array)
-
-
-def _check_alike(ring: TensorRing, tensors: Mapping[str, Tensor]) -> None:
-    if list(tensors) == ring.names:
-        return
-    missing = [path for path in ring.names if path not in tensors]
-    new = [path for path in tensors if path not in ring.names]
-    check(not missing, f"{', '.join(missing)} was in the first value and is now missing.")
-    check(not new, f"{', '.join(new)} was not in the first value.")

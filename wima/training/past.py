@@ -3,9 +3,7 @@
 Both kinds have `state` and `load_state` for state dicts, and `save` and `load` for folders.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,14 @@ from wima.storage.ring import Ring
 from wima.storage.segments import Segments
 from wima.storage.states import decode, encode
 
-AUTO = "auto"  # the kind of sums in saved states; a ring has none
+AUTO = "auto"
 MEANT = {None: "the past models of a fixed window", AUTO: "the sums of window='auto'"}
 
 
 class PastValues:
     """What both kinds know of the tensors: their names, dtypes and shapes."""
 
-    kind: str | None = None  # in saved states
+    kind: str | None = None  # in saved states of sums; those of a ring have none
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.names = list(tensors)
@@ -44,18 +42,17 @@ class PastValues:
                     f"{_name(now.dtype)} {tuple(now.shape)}."
                 )
 
-    def _about(self) -> dict[str, Any]:
+    def _header(self) -> dict[str, Any]:
         """What a saved state says besides the values."""
-        kind = {"kind": self.kind} if self.kind else {}
         specs = self._specs.items()
         tensors = {name: f"{_name(dtype)} {list(shape)}" for name, (dtype, shape) in specs}
-        return {**kind, "count": self.count, "tensors": tensors}
+        return {"count": self.count, "tensors": tensors}
 
     def _check_fits(self, saved: Mapping[str, Any]) -> None:
         """Raise unless the saved values are of the same kind and for the same tensors."""
         here, there = MEANT[self.kind], MEANT[saved.get("kind")]
         check(here == there, f"The saved state has {there}; expected {here}.")
-        ours, theirs = self._about()["tensors"], dict(saved["tensors"])
+        ours, theirs = self._header()["tensors"], dict(saved["tensors"])
         for name in {**ours, **theirs}:
             here, there = (about.get(name, "not averaged") for about in (ours, theirs))
             check(here == there, f"{name} is {here}, but was {there} when it was saved.")
@@ -100,24 +97,19 @@ class TensorRing(PastValues):
         """Store copies of the tensors in place of the oldest values."""
         self._check_same(tensors)
         for kind, layout in self._layouts.items():
-            self._write(kind, layout, tensors)
+            row, device = self._rings[kind].place(), tensors[next(iter(layout.slices))].device
+            place = row
+            if device != row.device:  # a vector there makes a single transfer of all tensors
+                if (kind, device) not in self._stages:
+                    self._stages[kind, device] = torch.empty_like(row, device=device)
+                place = self._stages[kind, device]
+            for name in layout.slices:
+                layout.view(place, name).copy_(tensors[name])
+            if place is not row:
+                row.copy_(place)
         for ring in self._rings.values():
             ring.advance()
         self.count += 1
-
-    def _write(self, kind: torch.dtype, layout: Layout, tensors: Mapping[str, Tensor]) -> None:
-        row, device = self._rings[kind].place(), tensors[next(iter(layout.slices))].device
-        place = row if device == row.device else self._stage(kind, row, device)
-        for name in layout.slices:
-            layout.view(place, name).copy_(tensors[name])
-        if place is not row:
-            row.copy_(place)
-
-    def _stage(self, kind: torch.dtype, row: Tensor, device: torch.device) -> Tensor:
-        """A vector on the tensors' device, so that there is a single transfer for all tensors."""
-        if (kind, device) not in self._stages:
-            self._stages[kind, device] = torch.empty_like(row, device=device)
-        return self._stages[kind, device]
 
     @torch.no_grad()
     def mean(self, window: int | None = None) -> dict[str, Tensor]:
@@ -133,7 +125,7 @@ class TensorRing(PastValues):
     def state(self) -> dict[str, Any]:
         """The state as tensors, numbers and strings; the tensors are not copies."""
         rows = {_name(kind): ring.rows[: self.held] for kind, ring in self._rings.items()}
-        return {**self._about(), "rows": rows}
+        return {**self._header(), "length": self.length, "rows": rows}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -155,20 +147,18 @@ class TensorRing(PastValues):
     def save(self, store: Segments) -> dict[str, Any]:
         """Write what the store does not have yet; returns the JSON that `load` takes."""
         segments = {_name(kind): ring.save(store, "ring") for kind, ring in self._rings.items()}
-        names = [name for names in segments.values() for name in names]
-        return {**self._about(), "segments": segments, "sums": {n: store.sums[n] for n in names}}
+        sums = {name: store.sums[name] for names in segments.values() for name in names}
+        header = {**self._header(), "length": self.length}
+        return {**header, "segments": segments, "sums": sums}
 
     def load(self, store: Segments, saved: Mapping[str, Any]) -> None:
         """Restore the saved ring."""
         self._check_fits(saved)
-        for name in (name for names in saved["segments"].values() for name in names):
-            store.verify(name, saved["sums"][name])
+        for name, checksum in saved["sums"].items():
+            store.verify(name, checksum)
         for kind, ring in self._rings.items():
             ring.load(store, saved["segments"][_name(kind)], saved["count"])
         self.count = saved["count"]
-
-    def _about(self) -> dict[str, Any]:
-        return {"count": self.count, "length": self.length, "tensors": super()._about()["tensors"]}
 
     def _check_fits(self, saved: Mapping[str, Any]) -> None:
         super()._check_fits(saved)
@@ -252,37 +242,34 @@ class TensorSums(PastValues):
     def state(self) -> dict[str, Any]:
         """The state as tensors, numbers and strings; the tensors are not copies."""
         vectors: dict[str, Tensor] = {}
-        return {**self._about(), "state": encode(self._state, AUTO, vectors, {}), "rows": vectors}
+        tree = encode(self._state, AUTO, vectors, {})
+        return {"kind": self.kind, **self._header(), "state": tree, "rows": vectors}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the sums from their state."""
-        self._restore(state, lambda name: state["rows"][name].clone())
+        self._check_fits(state)
+
+        def tensor(name: str) -> Tensor:
+            values: Tensor = state["rows"][name].clone()  # scores are on the CPU in any case
+            return values.to(self._device) if len(values) == self._layout.size else values
+
+        self._state = decode(state["state"], self._state, tensor, {})
+        self.count = state["count"]
 
     def save(self, store: Segments) -> dict[str, Any]:
         """Write all sums; returns the JSON that `load` takes."""
-        about = self.state()
-        segments = {name: store.write(AUTO, {name: v}) for name, v in about.pop("rows").items()}
+        state = self.state()
+        segments = {name: store.write(AUTO, {name: v}) for name, v in state.pop("rows").items()}
         sums = {name: store.sums[name] for name in segments.values()}
-        return {**about, "segments": segments, "sums": sums}
+        return {**state, "segments": segments, "sums": sums}
 
     def load(self, store: Segments, saved: Mapping[str, Any]) -> None:
         """Restore the saved sums."""
-
-        def read(name: str) -> Tensor:
-            store.verify(saved["segments"][name], saved["sums"][saved["segments"][name]])
-            return store.read(saved["segments"][name], name)
-
-        self._restore(saved, read)
-
-    def _restore(self, saved: Mapping[str, Any], read: Callable[[str], Tensor]) -> None:
         self._check_fits(saved)
-
-        def tensor(name: str) -> Tensor:
-            values = read(name)  # scores are on the CPU, whatever the device of the sums
-            return values.to(self._device) if len(values) == self._layout.size else values
-
-        self._state = decode(saved["state"], self._state, tensor, {})
-        self.count = saved["count"]
+        for name, checksum in saved["sums"].items():
+            store.verify(name, checksum)
+        rows = {name: store.read(segment, name) for name, segment in saved["segments"].items()}
+        self.load_state({**saved, "rows": rows})
 
 
 def _name(dtype: torch.dtype) -> str:

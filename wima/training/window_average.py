@@ -1,23 +1,15 @@
-"""The window average in any training loop.
-
-average = WindowAverage(model, window=100)
-for batch in batches:
-    ...                              # forward, backward, optimizer.step()
-    average.update()
-with average.applied():
-    evaluate(model)                  # the mean of the last 100 models
-"""
-
-from __future__ import annotations
+"""The window average in any training loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from wima.core.errors import (
     EQUAL,
@@ -27,10 +19,10 @@ from wima.core.errors import (
     check_count,
     check_equal_weights,
     is_count,
+    unknown,
 )
 from wima.storage.manifests import read_manifest, write_manifest
 from wima.storage.segments import Segments
-from wima.training.parts import choose, unwrap
 from wima.training.past import TensorRing, TensorSums
 
 FORMAT = 1
@@ -59,19 +51,6 @@ class WindowAverage:
     dtype: the dtype in which past models are stored, such as torch.bfloat16.
     folder: store them in a file there instead of in memory.
     device: where they are stored.
-
-    Examples:
-        >>> import torch, wima
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> average = wima.WindowAverage(model, window=2)
-        >>> for value in (1.0, 2.0, 4.0):  # in place of training steps
-        ...     _ = torch.nn.init.constant_(model.weight, value)
-        ...     average.update()
-        >>> with average.applied():
-        ...     model.weight.item()  # the mean of the last two
-        3.0
-        >>> model.weight.item()
-        4.0
     """
 
     def __init__(
@@ -91,15 +70,17 @@ class WindowAverage:
         self.every = every
         check_count("every", every)
         check_equal_weights("shape", shape)
-        self.model, self._module = model, unwrap(model)
-        self._owners = choose(self._module, parts, use_buffers)
-        self._past = _memory(
-            self._tensors(),
-            self.windows,
-            device=device,
-            dtype=dtype,
-            folder=Path(folder) if folder else None,
-        )
+        self.model, self._module = model, _unwrap(model)
+        self._owners = _choose(self._module, parts, use_buffers)
+        self._past: TensorRing | TensorSums
+        if self.windows:
+            kept: dict[str, Any] = {"dtype": dtype, "folder": Path(folder) if folder else None}
+            self._past = TensorRing(self._tensors(), self.windows[-1], device=device, **kept)
+        else:
+            extra = [name for name, value in (("dtype", dtype), ("folder", folder)) if value]
+            memory = "window='auto' keeps float64 sums in memory instead of models"
+            check(not extra, f"{memory}: omit {', '.join(extra)}.")
+            self._past = TensorSums(self._tensors(), device)
         unnamed = self._module.named_parameters() if parts is None else ()
         self._frozen = [(name, p) for name, p in unnamed if name not in self._owners]
         self.calls = 0  # number of calls of update
@@ -156,7 +137,7 @@ class WindowAverage:
     def copy_to(self, other: nn.Module, window: int | None = None) -> None:
         """Load the averaged model into another module with the same architecture."""
         try:
-            unwrap(other).load_state_dict(self.model_state(window))
+            _unwrap(other).load_state_dict(self.model_state(window))
         except RuntimeError as error:
             raise UsageError(f"The average does not fit the other model. {error}") from None
 
@@ -235,20 +216,6 @@ def _check_free(path: Path, overwrite: bool) -> None:
     check(not others, f"{path} also contains {', '.join(others[:3])}: use a separate folder.")
 
 
-def _memory(
-    tensors: Mapping[str, Tensor], windows: tuple[int, ...], device: torch.device | str, **how: Any
-) -> TensorRing | TensorSums:
-    """Where past models are kept: in a ring, or in sums if the window is "auto"."""
-    if windows:
-        return TensorRing(tensors, windows[-1], device=device, **how)
-    given = [name for name, value in how.items() if value is not None]
-    check(
-        not given,
-        f"window='auto' keeps float64 sums in memory instead of models: omit {', '.join(given)}.",
-    )
-    return TensorSums(tensors, device)
-
-
 def check_windows(window: int | str | Sequence[int]) -> tuple[int, ...]:
     """The windows in ascending order."""
     windows = [window] if isinstance(window, int | str) else list(window)
@@ -256,3 +223,55 @@ def check_windows(window: int | str | Sequence[int]) -> tuple[int, ...]:
     for w in windows:
         check(is_count(w), f"window must be one or more positive integers, got {w!r}.")
     return tuple(sorted({int(w) for w in windows}))
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile`, DistributedDataParallel and DataParallel."""
+    check(isinstance(model, nn.Module), f"Expected a torch module, got {type(model).__name__}.")
+    while True:
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _choose(
+    module: nn.Module, parts: str | Sequence[str] | None, use_buffers: bool
+) -> dict[str, tuple[nn.Module, str]]:
+    """Name -> module and attribute of the tensors to average; a tied tensor has its first name."""
+    names = _trained(module, use_buffers) if parts is None else _matching(module, parts)
+    check(bool(names), f"There is nothing to average: {parts!r} has no floating-point tensor.")
+    paths = {name: name.rpartition(".") for name in names}
+    chosen = {name: (module.get_submodule(path[0]), path[2]) for name, path in paths.items()}
+    for name, (owner, key) in chosen.items():
+        tensor = getattr(owner, key)
+        if nn.parameter.is_lazy(tensor):
+            raise UsageError(f"{name} has no shape yet: run one batch through the model first.")
+        floating = tensor.is_floating_point()
+        check(floating, f"{name} is {tensor.dtype}; expected a floating-point tensor.")
+    return chosen
+
+
+def _trained(module: nn.Module, use_buffers: bool) -> list[str]:
+    trained = [name for name, p in module.named_parameters() if p.requires_grad]
+    check(bool(trained), "There is nothing to average: the model has no trainable parameter.")
+    if not use_buffers:
+        return trained
+    stored = module.state_dict()  # buffers that are not in it are constants
+    buffers = module.named_buffers()
+    return trained + [n for n, b in buffers if n in stored and b.is_floating_point()]
+
+
+def _matching(module: nn.Module, parts: str | Sequence[str]) -> list[str]:
+    tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    tensors |= dict(module.named_buffers(remove_duplicate=False))
+    first = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    chosen: set[str] = set()
+    for pattern in [parts] if isinstance(parts, str) else parts:
+        names = [n for n in tensors if fnmatchcase(n, pattern) or n.startswith(f"{pattern}.")]
+        if not names:
+            raise unknown("part", pattern, tensors)
+        chosen |= {first[id(tensors[n])] for n in names if tensors[n].is_floating_point()}
+    return [name for name in tensors if name in chosen]

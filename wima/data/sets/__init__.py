@@ -1,7 +1,5 @@
 """The public data sets: what there is, and one module for each that reads the published files."""
 
-from __future__ import annotations
-
 import os
 
 from wima.core.errors import unknown

@@ -6,9 +6,9 @@ tf.train.Examples, which map names to lists; here `image` (3,072 integers, heigh
 channel), `label` and `coarse_label`.
 
     examples(split_name, client_id, serialized_example_proto)
-"""
 
-from __future__ import annotations
+There is no licence text; cite Krizhevsky, Learning Multiple Layers of Features (2009).
+"""
 
 import lzma
 import shutil
@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from wima.core.errors import UsageError, check
 from wima.data.cache import DataSet, RawData, Remote, open_sqlite
 from wima.data.federated import Array
 from wima.data.sets import REMARKS
-from wima.data.transform import Images, Transform
+from wima.data.transform import Images
 
 PIXELS = 3 * 32 * 32
 CLASSES10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -39,7 +40,7 @@ CLASSES100 = (
     "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip "
     "turtle wardrobe whale willow_tree wolf woman worm"
 )
-TERMS = "No licence text; cite Krizhevsky, Learning Multiple Layers of Features (2009)."
+KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz/"
 ARCHIVE = "cifar100.sqlite.lzma"  # TFF's
 
 
@@ -65,9 +66,7 @@ def member(source: Path, name: str) -> bytes:
 def records(source: Path, name: str, count: int, labels: int) -> tuple[Array, Array]:
     """Label bytes (count, labels) and images (count, 3, 32, 32) of one file."""
     data, size = member(source, name), count * (labels + PIXELS)
-    hint = "; is it truncated?" if len(data) < size else "."
-    got = f"{len(data):,}{hint}"
-    check(len(data) == size, f"{source}: {name} must have {size:,} bytes, got {got}")
+    check(len(data) == size, f"{source}: {name} must have {size:,} bytes, got {len(data):,}.")
     table = np.frombuffer(data, np.uint8).reshape(count, labels + PIXELS)
     return table[:, :labels].astype(np.int64), table[:, labels:].reshape(count, 3, 32, 32)
 
@@ -108,38 +107,36 @@ def read_pam(source: Path) -> RawData:
 
 
 def _read_tables(path: Path) -> RawData:
+    query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
+    query += "ORDER BY client_id, rowid"
+    parts = []
     with closing(open_sqlite(path)) as db:
-        parts = {}
         for split in ("train", "test"):
-            rows = db.execute(
-                "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
-                "ORDER BY client_id, rowid",
-                (split,),
-            )
-            images, labels, groups, clients = [], [], [], []
-            for client, blob in rows:
+            images, labels, clients = [], [], []
+            for client, blob in db.execute(query, (split,)):
                 example = parse_example(blob)
-                images.append(np.array(example["image"], np.uint8).reshape(32, 32, 3))
+                image = example["image"].reshape(32, 32, 3)
+                if image.min() < 0 or image.max() > 255:
+                    raise ValueError("pixels must be bytes")
+                images.append(image.astype(np.uint8))
                 labels.append(example["label"][0])
-                groups.append(example["coarse_label"][0])
                 clients.append(client.decode() if isinstance(client, bytes) else str(client))
             if not images:
                 raise ValueError(f"no examples in split {split!r}")
             x = np.stack(images).transpose(0, 3, 1, 2)
-            parts[split] = x, np.array(labels), np.array(groups), np.array(clients)
-    (x, y, groups_of, owners), (x_test, y_test, _, _) = parts["train"], parts["test"]
-    return RawData(x, y, x_test, y_test, 100, clients=owners, groups=groups_of)
+            parts.append((x, np.array(labels), np.array(clients)))
+    (x, y, clients_of), (x_test, y_test, _) = parts
+    return RawData(x, y, x_test, y_test, 100, clients_of)
 
 
-def parse_example(data: bytes) -> dict[str, list[int]]:
+def parse_example(data: bytes) -> dict[str, Array]:
     """The integer lists of a serialized tf.train.Example, by name."""
     lists = {}
     for _, features in _fields(data):  # Example.features
         for _, entry in _fields(features):  # Features.feature, a map
             parts = dict(_fields(entry))
-            for kind, values in _fields(parts[2]):  # Feature: 3 is int64_list
-                if kind == 3:
-                    lists[parts[1].decode()] = _integers(values)
+            integers = dict(_fields(parts[2]))[3]  # Feature.int64_list
+            lists[parts[1].decode()] = _varints(dict(_fields(integers))[1])
     return lists
 
 
@@ -147,57 +144,31 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The length-delimited fields of a message: number and content."""
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
-        if key & 7 != 2:
-            raise ValueError(f"unexpected wire type {key & 7}")
-        size, at = _varint(data, at)
-        if at + size > len(data):
-            raise ValueError("message ends inside a field")
-        yield key >> 3, data[at : at + size]
-        at += size
+        key = data[at]
+        end = next(k for k in range(at + 1, len(data)) if data[k] < 128) + 1
+        size = int(_varints(data[at + 1 : end])[0])
+        if key & 7 != 2 or end + size > len(data):
+            raise ValueError("not a message, or truncated")
+        yield key >> 3, data[end : end + size]
+        at = end + size
 
 
-def _integers(data: bytes) -> list[int]:
-    """Int64List.value, packed or one by one."""
-    values, at = [], 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        size, at = _varint(data, at) if key & 7 == 2 else (1, at)
-        end = at + size if key & 7 == 2 else at + 1
-        while at < end:
-            value, at = _varint(data, at)
-            values.append(value)
-    return values
+def _varints(data: bytes) -> Array:
+    """Packed integers: 7 bits per byte, the lowest first; only the last byte is below 128."""
+    digits = np.frombuffer(data, np.uint8).astype(np.int64)
+    starts = np.flatnonzero(np.append(True, digits[:-1] < 128))
+    place = np.arange(len(digits)) - np.repeat(starts, np.diff(starts, append=len(digits)))
+    integers: Array = np.add.reduceat((digits & 127) << 7 * place, starts)
+    return integers
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
-
-
-def cifar10_images(augment: str = "each") -> Transform:
-    return Images((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), augment)
-
-
-def cifar100_images(augment: str = "each") -> Transform:
-    return Images((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), augment)
-
+# The mean and standard deviation of each channel.
+cifar10_images = partial(Images, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+cifar100_images = partial(Images, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 
 CIFAR10 = DataSet(
     "cifar10",
-    TERMS,
-    (
-        Remote(
-            "cifar-10-binary.tar.gz",
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            "md5:c32a1d4ab5d03f1284b67883e8d87530",
-        ),
-    ),
+    (Remote(f"{KRIZHEVSKY}cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
     read_cifar10,
     cifar10_images,
     expects="cifar-10-binary.tar.gz, or a folder with data_batch_1.bin ... test_batch.bin",
@@ -205,34 +176,20 @@ CIFAR10 = DataSet(
 )
 CIFAR100 = DataSet(
     "cifar100",
-    TERMS,
-    (
-        Remote(
-            "cifar-100-binary.tar.gz",
-            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-            "md5:03b5dce01913d631647c71ecec9e9cb8",
-        ),
-    ),
+    (Remote(f"{KRIZHEVSKY}cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),),
     read_cifar100,
     cifar100_images,
     expects="cifar-100-binary.tar.gz, or a folder with train.bin and test.bin",
     labels=tuple(CLASSES100.split()),
 )
+DIGEST = "sha256:23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939"
 PAM = DataSet(
     "cifar100-pam",
-    TERMS,
-    (
-        Remote(
-            ARCHIVE,
-            f"https://storage.googleapis.com/tff-datasets-public/{ARCHIVE}",
-            "sha256:23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
-            153_019_920,
-        ),
-    ),
+    (Remote(f"https://storage.googleapis.com/tff-datasets-public/{ARCHIVE}", DIGEST),),
     read_pam,
     cifar100_images,
     expects=f"TFF's {ARCHIVE} or the unpacked cifar100.sqlite",
     remark=REMARKS["cifar100-pam"],
-    labels=tuple(CLASSES100.split()),
+    labels=CIFAR100.labels,
     clients=500,
 )

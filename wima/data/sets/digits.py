@@ -4,8 +4,6 @@ They are the test set of Alpaydin and Kaynak, Optical Recognition of Handwritten
 Learning Repository, 1998, CC BY 4.0), in the order of scikit-learn's `load_digits`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +17,7 @@ BRIGHTEST = 16  # pixels count ink dots in 4 x 4 blocks
 
 
 def load_digits() -> tuple[Array, Array]:
-    """All images as rows of 64 numbers from 0 to 16, and their labels.
-
-    Examples:
-        >>> from wima.data.sets.digits import load_digits
-        >>> x, y = load_digits()
-        >>> x.shape, y[:5].tolist()
-        ((1797, 64), [0, 1, 2, 3, 4])
-    """
+    """All images as rows of 64 numbers from 0 to 16, and their labels."""
     with np.load(FILE) as stored:
         images, labels = stored["images"], stored["labels"]
     return images.reshape(-1, 64).astype(np.float64), labels.astype(np.int64)

@@ -6,8 +6,6 @@
 4 = (shape, list of byte strings).
 """
 
-from __future__ import annotations
-
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
@@ -23,36 +21,26 @@ from wima.data.cache import Remote, open_sqlite
 from wima.data.federated import Array
 
 ADDRESS = "https://storage.googleapis.com/gresearch/fedjax/"
-Client = tuple[str, Array, Array]  # name, examples, labels
 
 
-def clients(path: Path, *columns: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each client's name and arrays, sorted by name; these columns are required."""
-    query = "SELECT client_id, data, num_examples FROM federated_data ORDER BY 1"
+def clients(path: Path, *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Each client's name and these of its arrays, sorted by name."""
+    query = "SELECT client_id, data FROM federated_data ORDER BY 1"
     try:
         with closing(open_sqlite(path)) as db:
-            for client, blob, count in db.execute(query):
+            for client, blob in db.execute(query):
                 name = client.decode() if isinstance(client, bytes) else str(client)
-                arrays = _unpack(path, name, blob)
-                for column in columns:
-                    got = list(arrays)
-                    check(column in arrays, f"{path}: client {name} has no {column}, got {got}.")
-                examples = len(arrays[columns[0]])
-                check(
-                    examples == count and count > 0,
-                    f"{path}: client {name} has {examples} examples and num_examples {count}; "
-                    "expected equal numbers above 0.",
-                )
-                yield name, arrays
+                try:
+                    data = msgpack.unpackb(zlib.decompress(blob), ext_hook=_array, raw=False)
+                    arrays = [data[column] for column in columns]
+                except Exception as error:  # damaged bytes can raise anything in msgpack and numpy
+                    reason = f"{type(error).__name__}: {error}"
+                    raise UsageError(
+                        f"{path}: the data of client {name} are damaged: {reason}"
+                    ) from None
+                yield name, *arrays
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not FedJAX's SQLite file, or damaged: {error}") from None
-
-
-def _unpack(path: Path, client: str, blob: bytes) -> dict[str, Any]:
-    try:
-        return dict(msgpack.unpackb(zlib.decompress(blob), ext_hook=_array, raw=False))
-    except Exception as error:  # damaged bytes can raise anything in msgpack and numpy
-        raise UsageError(f"{path}: the data of client {client} are damaged: {error}") from None
 
 
 def _array(code: int, data: bytes) -> Array | list[bytes]:
@@ -64,7 +52,9 @@ def _array(code: int, data: bytes) -> Array | list[bytes]:
     raise ValueError(f"unexpected msgpack extension {code}")
 
 
-def joined(path: Path, clients: Iterable[Client], kind: str) -> tuple[Array, Array, Array]:
+def joined(
+    path: Path, clients: Iterable[tuple[str, Array, Array]], kind: str
+) -> tuple[Array, Array, Array]:
     """All clients' examples, labels, and the client of each; kind: what clients are called."""
     parts = list(clients)
     check(bool(parts), f"{path}: no {kind}.")
@@ -75,7 +65,7 @@ def joined(path: Path, clients: Iterable[Client], kind: str) -> tuple[Array, Arr
 
 def remotes(folder: str, names: tuple[str, ...]) -> tuple[Remote, ...]:
     """FedJAX's files in a folder of its server."""
-    return tuple(Remote(name, f"{ADDRESS}{folder}/{name}") for name in names)
+    return tuple(Remote(f"{ADDRESS}{folder}/{name}") for name in names)
 
 
 def check_folder(source: Path, names: tuple[str, str]) -> None:

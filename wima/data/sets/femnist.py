@@ -1,6 +1,7 @@
-"""FEMNIST: handwritten characters by their writers, 62 classes."""
+"""FEMNIST: handwritten characters by their writers, 62 classes.
 
-from __future__ import annotations
+Derived from NIST Special Database 19.
+"""
 
 import json
 from collections.abc import Iterator
@@ -21,31 +22,39 @@ FILES = ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite")
 
 def read_femnist(source: Path) -> RawData:
     """Read FedJAX's two SQLite files, or LEAF's folders train/ and test/ of JSON files."""
-    train, test = _sources(source)
-    x, y, writers = _join(train, _fedjax(train) if train.is_file() else _leaf(train))
-    x_test, y_test, tested = _join(test, _fedjax(test) if test.is_file() else _leaf(test))
+    fedjax.check_folder(source, FILES)
+    parts = [source / name for name in FILES]
+    if not any(part.exists() for part in parts):
+        parts = [source / "train", source / "test"]
+        check(
+            all(part.is_dir() for part in parts),
+            f"{source}: neither {FILES[0]} nor LEAF's folders train and test are in this folder.",
+        )
+    for part in parts:
+        check(part.exists(), f"{source}: {part.name} is missing from this folder.")
+    (x, y, writers), (x_test, y_test, tested) = map(_read, parts)
     return RawData(x, y, x_test, y_test, 62, clients=writers, test_clients=tested)
 
 
-def _sources(source: Path) -> tuple[Path, Path]:
-    fedjax.check_folder(source, FILES)
-    if any((source / name).exists() for name in FILES):
-        for name in FILES:
-            check((source / name).is_file(), f"{source}: {name} is missing from this folder.")
-        return source / FILES[0], source / FILES[1]
-    check(
-        (source / "train").is_dir() and (source / "test").is_dir(),
-        f"{source}: neither {FILES[0]} nor LEAF's folders train and test are in this folder.",
-    )
-    return source / "train", source / "test"
+def _read(path: Path) -> tuple[Array, Array, Array]:
+    """All images as (n, 1, 28, 28), labels, and the writer of each."""
+    parts = []
+    writers = fedjax.clients(path, "pixels", "label") if path.is_file() else _leaf(path)
+    for name, x, y in writers:
+        check(
+            np.shape(x)[1:] == (28, 28) and len(x) == len(y) > 0,
+            f"{path}: writer {name} has images of shape {np.shape(x)} and {len(y)} labels.",
+        )
+        scaled = x * np.float32(255)
+        pixels = np.rint(scaled)  # as bytes they take a quarter of the memory
+        exact = np.abs(scaled - pixels).max() < 1e-3 and pixels.min() >= 0 and pixels.max() <= 255
+        check(exact, f"{path}: writer {name} has pixels that are not 0/255, 1/255, ... 255/255.")
+        parts.append((name, pixels.astype(np.uint8), y))
+    x, y, writer = fedjax.joined(path, parts, "writers")
+    return x[:, None], y, writer
 
 
-def _fedjax(path: Path) -> Iterator[fedjax.Client]:
-    for name, arrays in fedjax.clients(path, "pixels", "label"):
-        yield name, arrays["pixels"], arrays["label"]
-
-
-def _leaf(folder: Path) -> Iterator[fedjax.Client]:
+def _leaf(folder: Path) -> Iterator[tuple[Any, ...]]:
     paths = sorted(folder.glob("*.json"))
     check(bool(paths), f"{folder}: no .json file in this folder.")
     for path in paths:
@@ -59,33 +68,8 @@ def _leaf(folder: Path) -> Iterator[fedjax.Client]:
             raise UsageError(f"{path}: not LEAF's JSON, or damaged: {error!r}") from None
 
 
-def _join(path: Path, writers: Iterator[fedjax.Client]) -> tuple[Array, Array, Array]:
-    """All images as (n, 1, 28, 28), labels, and the writer of each."""
-    checked = []
-    for name, x, y in writers:
-        check(
-            isinstance(x, np.ndarray) and x.shape[1:] == (28, 28) and len(x) == len(y),
-            f"{path}: writer {name} has images of shape {np.shape(x)} and {len(y)} labels.",
-        )
-        check(len(x) > 0, f"{path}: writer {name} has no images.")
-        checked.append((name, _bytes(x), y))
-    if any(x.dtype != np.uint8 for _, x, _ in checked):  # bytes for all or none
-        checked = [(n, x / np.float32(255) if x.dtype == np.uint8 else x, y) for n, x, y in checked]
-    x, y, writer = fedjax.joined(path, checked, "writers")
-    return x[:, None], y, writer
-
-
-def _bytes(x: Array) -> Array:
-    """Pixels as bytes, for a quarter of the memory, if only float32 rounding is lost."""
-    scaled = x * np.float32(255)
-    rounded = np.rint(scaled)
-    inside = rounded.min() >= 0 and rounded.max() <= 255
-    return rounded.astype(np.uint8) if inside and np.abs(scaled - rounded).max() < 1e-3 else x
-
-
 FEMNIST = DataSet(
     "femnist",
-    "Derived from NIST Special Database 19.",
     fedjax.remotes("emnist", FILES),
     read_femnist,
     Ink,

@@ -5,13 +5,13 @@ The split consists of two CSV files, federated_train.csv (user_id, image_id, cla
 id.  Images are decoded when a batch needs them; x holds their numbers.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import zipfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,18 +19,19 @@ from torch import Tensor
 
 from wima.core.errors import RunError, UsageError, check, check_count
 from wima.core.randomness import rng
-from wima.data.cache import Remote, fetch
+from wima.data.cache import Remote, fetch, raw
 from wima.data.federated import Array, Bundle, FederatedData, as_names
-from wima.data.transform import Address
+from wima.data.transform import Address, Transform
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 SPLIT = "landmarks-user-160k.zip"
 ADDRESS = f"http://storage.googleapis.com/gresearch/federated-vision-datasets/{SPLIT}"
 DIGEST = "md5:53c36bd7d5fc12f927af2820b7e4a57c"
+BILINEAR = 2  # of Pillow's filters
 
 
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(Transform):
     """Image numbers to pixels: decoded, cropped, scaled and normalised as for ImageNet.
 
     Training: a random crop of 8 to 100 % of the area, resized, flipped half of the time.
@@ -53,39 +54,33 @@ class ImageFiles:
         name = str(self.ids[number])
         return self.folder / name[0] / name[1] / name[2] / f"{name}.jpg"
 
-    def _open(self, number: int) -> Array:
+    def _open(self, number: int) -> Any:
+        """The photograph, in memory."""
         from PIL import Image
 
         path = self.path(number)
         try:
             with Image.open(path) as image:
-                return np.asarray(image.convert("RGB"))
+                return image.convert("RGB")
         except Exception as error:  # damaged bytes can raise anything in PIL
             raise RunError(f"{path}: cannot be read as an image: {error}") from None
 
-    def _resize(self, pixels: Array, height: int, width: int) -> Array:
-        from PIL import Image
-
-        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(image)
-
     def _random_part(self, number: int, random: np.random.Generator) -> Array:
-        pixels = self._open(number)
-        height, width = pixels.shape[:2]
+        image = self._open(number)
+        width, height = image.size
         area, ratio = random.uniform(0.08, 1.0), np.exp(random.uniform(*np.log([3 / 4, 4 / 3])))
         h = min(height, max(1, round((height * width * area / ratio) ** 0.5)))
         w = min(width, max(1, round((height * width * area * ratio) ** 0.5)))
-        top, left = random.integers(height - h + 1), random.integers(width - w + 1)
-        part = self._resize(pixels[top : top + h, left : left + w], self.size, self.size)
-        return part[:, ::-1] if random.random() < 0.5 else part
+        top, left = int(random.integers(height - h + 1)), int(random.integers(width - w + 1))
+        part = image.crop((left, top, left + w, top + h)).resize((self.size, self.size), BILINEAR)
+        return np.asarray(part)[:, ::-1] if random.random() < 0.5 else np.asarray(part)
 
     def _centre(self, number: int) -> Array:
-        pixels = self._open(number)
-        height, width = pixels.shape[:2]
-        scale = self.size * 8 / 7 / min(height, width)
-        h, w = max(self.size, round(height * scale)), max(self.size, round(width * scale))
-        pixels = self._resize(pixels, h, w)
+        image = self._open(number)
+        scale = self.size * 8 / 7 / min(image.size)
+        w, h = (max(self.size, round(side * scale)) for side in image.size)
         top, left = (h - self.size) // 2, (w - self.size) // 2
+        pixels = np.asarray(image.resize((w, h), BILINEAR))
         return pixels[top : top + self.size, left : left + self.size]
 
     @staticmethod
@@ -94,21 +89,30 @@ class ImageFiles:
         return (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
-def fetch_split() -> Path:
-    """The published split, downloaded if missing."""
-    return fetch("landmarks", (Remote(SPLIT, ADDRESS, DIGEST),), SPLIT) / SPLIT
+def load_landmarks(
+    split_file: str | None = None, images: str | None = None, size: int = 224
+) -> Bundle:
+    """The data set from its split (folder or .zip) and a folder of images in GLDv2's layout.
 
-
-def load_landmarks(split: Path, images: Path, size: int = 224) -> Bundle:
-    """The data set from its split (folder or .zip) and a folder of images in GLDv2's layout."""
+    By default, the published split is downloaded, and the images are in the cache.
+    """
     check_count("size", size)
+    for name, path in (("split_file", split_file), ("images", images)):
+        check(isinstance(path, str | None), f"{name} must be a path, got {path!r}.")
+    check(
+        find_spec("PIL") is not None,
+        "landmarks needs Pillow, which is not installed: pip install 'wima[landmarks]'",
+    )
+    published = (Remote(ADDRESS, DIGEST),)
+    split = Path(split_file or fetch("landmarks", published, SPLIT) / SPLIT).expanduser()
+    folder = Path(images or raw("landmarks") / "train").expanduser()
     train = _table(split, "federated_train.csv", ("user_id", "image_id", "class"))
     test = _table(split, "test.csv", ("image_id", "class"))
     users = as_names([row["user_id"] for row in train])
     ids = np.array([row["image_id"] for row in train + test])
     labels = _classes(split, [row["class"] for row in train + test])
     classes, n = int(labels.max()) + 1, len(train)
-    transform = ImageFiles(images, ids, size)
+    transform = ImageFiles(folder, ids, size)
     missing = [transform.path(i) for i in range(len(ids)) if not transform.path(i).is_file()]
     if missing:
         raise UsageError(
@@ -126,10 +130,9 @@ def _table(split: Path, name: str, columns: tuple[str, ...]) -> list[dict[str, s
     check(set(columns) <= set(got), f"{where}: expected columns {columns}, got {got}.")
     rows = []
     for row in reader:
-        line = f"{where}, line {reader.line_num}"
-        check(None not in row.values() and bool(row["image_id"]), f"{line}: incomplete row.")
-        good = row["image_id"].isalnum() and len(row["image_id"]) >= 3
-        check(good, f"{line}: bad id {row['image_id']!r:.80}.")
+        line, image = f"{where}, line {reader.line_num}", row["image_id"]
+        check(None not in row.values() and bool(image), f"{line}: incomplete row.")
+        check(image.isalnum() and len(image) >= 3, f"{line}: bad id {image!r:.80}.")
         rows.append(row)
     check(bool(rows), f"{where}: no rows.")
     return rows

@@ -1,6 +1,7 @@
-"""Shakespeare: predict the next character; the clients are 715 speaking roles."""
+"""Shakespeare: predict the next character; the clients are 715 speaking roles.
 
-from __future__ import annotations
+The text is out of copyright; editions have their own terms.
+"""
 
 from pathlib import Path
 
@@ -38,20 +39,16 @@ def rows(snippets: list[bytes]) -> tuple[Array, Array]:
 def read_shakespeare(source: Path) -> RawData:
     """Read FedJAX's two SQLite files."""
     fedjax.check_folder(source, FILES)
-    x, y, roles = _join(source / FILES[0])
-    x_test, y_test, tested = _join(source / FILES[1])
-    return RawData(x, y, x_test, y_test, VOCABULARY, roles, test_clients=tested)
-
-
-def _join(path: Path) -> tuple[Array, Array, Array]:
-    clients = fedjax.clients(path, "snippets")
-    roles = ((name, *rows(arrays["snippets"])) for name, arrays in clients)
-    return fedjax.joined(path, roles, "roles")
+    parts = []
+    for path in (source / name for name in FILES):
+        roles = ((name, *rows(snippets)) for name, snippets in fedjax.clients(path, "snippets"))
+        parts.append(fedjax.joined(path, roles, "roles"))
+    (x, y, roles_of), (x_test, y_test, tested) = parts
+    return RawData(x, y, x_test, y_test, VOCABULARY, roles_of, test_clients=tested)
 
 
 SHAKESPEARE = DataSet(
     "shakespeare",
-    "The text is out of copyright; editions have their own terms.",
     fedjax.remotes("shakespeare", FILES),
     read_shakespeare,
     Characters,

@@ -24,8 +24,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors.torch import load_file
 
-from wima import algorithms
-from wima.algorithms import server_opt
 from wima.algorithms.base import Algorithm, State, Visit
 from wima.algorithms.traffic import emptied, reads, sends_extra
 from wima.core.errors import RunError, UsageError, check, unknown
@@ -38,7 +36,7 @@ from wima.flower.app.visit import check_known
 from wima.flower.arrays import pack, to_arrays
 from wima.runs import launch
 from wima.runs.build import build_task
-from wima.runs.folder import check_free
+from wima.runs.folder import check_free, default_path
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
 from wima.simulation.round import Engine, RoundState, RunningMean, Setup, Updates, observed, step
@@ -96,11 +94,11 @@ class Federation(Strategy, Engine):
         self, settings: Settings, out: Path | None = None, options: Options | None = None
     ) -> None:
         check_known(settings)
-        complete = settings.algorithm.make("algorithm", algorithms.BY_NAME)
-        optimizer = settings.server.make("server optimizer", server_opt.BY_NAME)
+        complete = settings.make("algorithm")
+        optimizer = settings.make("server")
         check_server_rule(complete, optimizer, settings.stack_server)
         self.settings = settings.model_copy(update={"checkpoint_every": 1})
-        self.out, self.options = out or launch.default_path(settings), options or Options()
+        self.out, self.options = out or default_path(settings), options or Options()
         self.rejected = 0  # invalid updates so far
         self._algorithm = server_side(complete)
         self._sends_extra, self._reads = sends_extra(complete), reads(complete)
@@ -190,7 +188,7 @@ class Federation(Strategy, Engine):
             received.add(self._weight(i, update, visits), vectors["delta"], extra, rest)
 
         # The server steps with the means; without any valid update, the model stays as it is.
-        means = received.means(setup, t)
+        means = received.means(t)
         if means is None:
             state = state._replace(client_gradient=None)
         else:

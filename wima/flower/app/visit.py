@@ -17,14 +17,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from torch import Tensor
 
-from wima import algorithms
 from wima.algorithms.base import State
 from wima.core.errors import check
 from wima.core.vector import Vector, one_thread
 from wima.data.federated import FederatedData
 from wima.flower.arrays import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
-from wima.runs.identity import own_names
 from wima.runs.settings import Choice, Settings, make_settings
 from wima.simulation.local import Problem, Solver
 from wima.simulation.options import LocalSGD
@@ -38,7 +36,7 @@ ARRAYS, ABOUT = "wima.memory", "wima.visits"  # records of the node's state
 
 def check_known(settings: Settings) -> None:
     """Raise if the settings name code outside the package: nodes never import such code."""
-    own = own_names(settings)
+    own = settings.own_names()
     check(
         not own,
         f"{', '.join(own)}: Flower nodes do not import your own code; use `wima run`, or add it to "
@@ -69,7 +67,7 @@ class Call(NamedTuple):
 def visit(content: RecordDict, context: Context, client: int) -> RecordDict:
     """Solve the client's problem; the delta goes to the server, the memory stays here."""
     call = _read(content, context, client)
-    algorithm = call.settings.algorithm.make("algorithm", algorithms.BY_NAME)
+    algorithm = call.settings.make("algorithm")
     w, trained = call.problem.w, call.problem.w[: call.solver.task.trained]
     root, folder = context.node_config.get("memory"), None
     if root:

@@ -3,7 +3,5 @@ several, `batched` with all clients at once; `auto` picks the fastest of the las
 `distributed` runs rounds in the processes that torchrun started.
 """
 
-from __future__ import annotations
-
 NAMES = ("auto", "reference", "serial", "processes", "batched", "distributed")
 EXACT = ("reference", "serial", "processes", "distributed")  # same bytes

@@ -1,25 +1,22 @@
 """Engine `auto`: the fastest for this model on this machine, measured once and remembered.
 
 Trials take at most 3 s or 2 % of the run, whichever is more: the cheapest one comes first and shows
-how long the run will be.  A trial that would not fit into the remaining time is postponed until a
-longer run.
+how long the run will be.  A trial that would not fit into the remaining time is left to a longer
+run.
 
 So `auto` may choose different engines on different machines; the record of a run names its engine.
 `serial` and `processes` give the same bytes, `batched` the same up to rounding.
 """
 
-from __future__ import annotations
-
-import contextlib
 import hashlib
 import json
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
-from pathlib import Path
 from time import perf_counter as clock
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -36,11 +33,11 @@ from wima.simulation.round import Engine, Serial, Setup, first_state
 from wima.storage.files import read_text, replace_text
 
 Make: TypeAlias = Callable[[str, Setup], Engine]
+MEASURED = ("serial", "batched", "processes")
 SHORT = 2000  # steps of all clients in all rounds; for fewer, measuring takes longer than the run
 SLOW_STEP = 0.005  # seconds; above, arithmetic outweighs Python, and `batched` saves nothing
 SHORT_ROUND = 0.02  # seconds; below, messages to workers cost more than a second core gains
 PROBE = 4  # steps of a trial visit
-MEASURED = ("serial", "batched", "processes")
 TRIAL = 0.3  # seconds per trial, of at least two rounds
 LEAST = 3.0  # seconds for all trials, however short the run is
 SHARE = 0.02  # of the run's time, if that is more
@@ -57,25 +54,15 @@ class Cost(NamedTuple):
         return self.startup + rounds * self.round
 
 
-Costs: TypeAlias = dict[str, Cost | None]  # None: postponed for lack of time
-
-
-class Chosen(NamedTuple):
-    """An engine, and the reason in words."""
-
-    name: str
-    why: str
-
-
-def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) -> Chosen:
-    """The fastest engine for this number of rounds; several: processes are allowed."""
+def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) -> tuple[str, str]:
+    """The fastest engine for this number of rounds, and why; several: processes are allowed."""
     sgd, mean = setup.sgd, setup.task.data.num_examples / setup.task.data.num_clients
     size = mean if sgd.batch_size == "full" else sgd.batch_size
     steps = sgd.steps or max(1, ceil(sgd.epochs * mean / size))  # of a client of average size
     if setup.task.workspace is None:
-        return Chosen("serial", "the only one for a task made of functions")
+        return "serial", "the only one for a task made of functions"
     if rounds * cohort * steps < SHORT:
-        return Chosen("serial", f"fewer than {SHORT:,} client steps, not worth a trial")
+        return "serial", f"fewer than {SHORT:,} client steps, not worth a trial"
     key, begin = fingerprint(setup, cohort, steps, several), clock()
     known = recall(key)
     trials = Trials(
@@ -86,21 +73,22 @@ def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) ->
         full_gradient=mean / size if setup.algorithm.full_gradient != "none" else 0.0,
         rounds=rounds,
         several=several,
-        costs=dict(known),
+        costs={name: cost for name, cost in known.items() if cost is not None},
+        postponed=[name for name, cost in known.items() if cost is None],
     )
     try:
         trials.run()
     except RunError:
-        return Chosen("serial", "a trial failed")  # the run itself will report what is wrong
-    if trials.costs != known:
-        remember(key, trials.costs)
-    totals = {name: cost.total(rounds) for name, cost in trials.costs.items() if cost is not None}
+        return "serial", "a trial failed"  # the run itself will report what is wrong
+    took = "measured before"
+    if trials.ran:
+        remember(key, {**trials.costs, **dict.fromkeys(trials.postponed)})
+        took = f"trials took {_in_words(clock() - begin)}"
+    if trials.postponed:
+        took += f"; no time to try {', '.join(trials.postponed)}"
+    totals = {name: cost.total(rounds) for name, cost in trials.costs.items()}
     estimates = ", ".join(f"{name} {_in_words(total)}" for name, total in totals.items())
-    took = f"trials took {_in_words(clock() - begin)}" if trials.seconds else "measured before"
-    postponed = ", ".join(name for name, cost in trials.costs.items() if cost is None)
-    untried = f"; no time to try {postponed}" if postponed else ""
-    why = f"estimated time to train: {estimates} ({took}{untried})"
-    return Chosen(min(totals, key=totals.__getitem__), why)
+    return min(totals, key=totals.__getitem__), f"estimated time to train: {estimates} ({took})"
 
 
 def _in_words(seconds: float) -> str:
@@ -121,36 +109,26 @@ class Trials:
     full_gradient: float  # the steps that a visit's full gradient counts as: an epoch, or none
     rounds: int
     several: bool
-    costs: Costs  # of the run's rounds
+    costs: dict[str, Cost]  # of the run's rounds
+    postponed: list[str]  # for lack of time
     begin: float = field(default_factory=lambda: clock())
-    seconds: dict[str, float] = field(default_factory=dict)  # of each engine's last trial
+    ran: bool = False
 
     def run(self) -> None:
         """Complete `costs` as far as time allows."""
-        postponed = [name for name, cost in self.costs.items() if cost is None]
-        first = not self.costs
-        if first:
+        if not self.costs:
             self._measure("serial", 1, 1)  # shows what a step costs, and thus the run
             self._try("serial")
-            postponed = self._candidates()
-            self.costs |= dict.fromkeys(postponed)
-        tried = [name for name in postponed if self._try(name)]
-        # Repeat all of them, so that a busy moment does not decide.
-        for name in [*(["serial"] if first and tried else []), *tried]:
-            self._try(name, again=True)
+            # `batched` draws dropout masks for all clients at once: they differ from the others'.
+            space = self.setup.task.workspace
+            if self._step() < SLOW_STEP and space is not None and not space.random:
+                self.postponed.append("batched")
+            if self.several and self.costs["serial"].round > SHORT_ROUND:
+                self.postponed.append("processes")
+        self.postponed = [name for name in self.postponed if not self._try(name)]
 
-    def _candidates(self) -> list[str]:
-        """The engines besides `serial` that may be the fastest."""
-        space, candidates = self.setup.task.workspace, []
-        # `batched` draws dropout masks for all clients at once, so they differ from other engines'.
-        if self._step() < SLOW_STEP and space is not None and not space.random:
-            candidates.append("batched")
-        if self.several and self._serial_round() > SHORT_ROUND:
-            candidates.append("processes")
-        return candidates
-
-    def _try(self, name: str, again: bool = False) -> bool:
-        """Run a trial of the usual size if there is time; return whether the engine can be used."""
+    def _try(self, name: str) -> bool:
+        """Run a trial of the usual size; False: there is no time."""
         # If steps are slow, a few of them are enough for a trial.
         clients, steps = self.cohort, min(self.steps, PROBE)
         if clients * (steps + self.full_gradient) * self._step() >= TRIAL:
@@ -159,40 +137,29 @@ class Trials:
         expected = 2 * clients * (steps + self.full_gradient) * self._step()  # two rounds
         if name == "processes":
             expected = START + expected / min(cores(), self.cohort)
-        if clock() + (self.seconds[name] if again else expected) > self._limit():
+        if clock() + expected > self._limit():
             return False
-        before = self.costs.get(name) if again else None
-        try:
+        # The engine may refuse BatchNorm, an operator unknown to vmap, a model that cannot be sent.
+        with suppress(UsageError):
             self._measure(name, clients, steps)
-        except UsageError:  # BatchNorm, an operator unknown to vmap, a model that cannot be sent
-            del self.costs[name]
-            return False
-        now = self.costs[name]
-        if before is not None and now is not None:
-            self.costs[name] = Cost(*map(min, zip(before, now, strict=True)))
         return True
 
     def _measure(self, name: str, clients: int, steps: int) -> None:
         """Run trial rounds; convert their time to the clients and steps of the run."""
-        probe, begin = self.setup._replace(sgd=replace(self.setup.sgd, steps=steps)), clock()
+        self.ran = True
+        probe = self.setup._replace(sgd=replace(self.setup.sgd, steps=steps))
         cost = measure(self.make, name, probe, clients, self._limit())
-        self.seconds[name] = clock() - begin
         run = self.cohort * (self.steps + self.full_gradient)
         scale = run / (clients * (steps + self.full_gradient))
         self.costs[name] = Cost(cost.startup, scale * cost.round)
 
-    def _serial_round(self) -> float:
-        cost = self.costs["serial"]
-        assert cost is not None
-        return cost.round
-
     def _step(self) -> float:
         """The seconds per step."""
-        return self._serial_round() / (self.cohort * (self.steps + self.full_gradient))
+        return self.costs["serial"].round / (self.cohort * (self.steps + self.full_gradient))
 
     def _limit(self) -> float:
         """When the trials must end, judging by the fastest engine so far."""
-        totals = [cost.total(self.rounds) for cost in self.costs.values() if cost is not None]
+        totals = [cost.total(self.rounds) for cost in self.costs.values()]
         return self.begin + max(LEAST, SHARE * min(totals, default=0.0))
 
 
@@ -227,35 +194,30 @@ def fingerprint(setup: Setup, cohort: int, steps: int, several: bool) -> str:
     ).hexdigest()
 
 
-def recall(key: str) -> Costs:
-    """The costs measured before, if any; the file is not trusted."""
-    try:
-        entry = _read()[key].items()
-        costs = {name: None if cost is None else Cost(*cost) for name, cost in entry}
-    except (KeyError, TypeError, AttributeError):
-        return {}
-    known = costs.get("serial") is not None and all(name in MEASURED for name in costs)
-    numbers = (number for cost in costs.values() if cost is not None for number in cost)
-    return costs if known and all(map(is_number, numbers)) else {}
+def recall(key: str) -> dict[str, Cost | None]:
+    """The costs measured before, None for postponed trials; the file is not trusted."""
+    entry = _read().get(key)
+    costs: dict[str, Cost | None] = {}
+    for name, cost in entry.items() if isinstance(entry, dict) else ():
+        numbers = isinstance(cost, list) and len(cost) == 2 and all(map(is_number, cost))
+        if name not in MEASURED or not (cost is None or numbers):
+            return {}
+        costs[name] = None if cost is None else Cost(*cost)
+    return costs if costs.get("serial") else {}
 
 
-def remember(key: str, costs: Costs) -> None:
+def remember(key: str, costs: dict[str, Cost | None]) -> None:
     """Keep the costs in the cache, if it is writable."""
-    known = {**_read(), key: costs}
-    with contextlib.suppress(RunError):
-        replace_text(_file(), json.dumps(known))
+    with suppress(RunError):
+        replace_text(cache() / "engines.json", json.dumps({**_read(), key: costs}))
 
 
-def _file() -> Path:
-    return cache() / "engines.json"
-
-
-def _read() -> dict[str, dict[str, list[float] | None]]:
+def _read() -> dict[str, Any]:
     try:
-        known = json.loads(read_text(_file()))
+        entries = json.loads(read_text(cache() / "engines.json"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return entries if isinstance(entries, dict) else {}
 
 
 MakeEngine: TypeAlias = Callable[[Setup], Engine]
@@ -292,7 +254,7 @@ def make_engine(options: RunOptions, setup: Setup, w: Vector, models: int = 1) -
     if workers and workers > 1:  # explicitly requested
         return make("processes", setup)
     several = workers is None and min(cores(), cohort) > 1
-    chosen = choose(make, setup, cohort, options.rounds, several)
-    engine = make(chosen.name, setup)
-    engine.why = chosen.why
+    name, why = choose(make, setup, cohort, options.rounds, several)
+    engine = make(name, setup)
+    engine.why = why
     return engine

@@ -5,8 +5,6 @@ not depend on the number of processes, or on which one does a job.  A job is a c
 problem, or a batch of examples on which models are evaluated.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import selectors
@@ -14,7 +12,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -23,7 +21,7 @@ from wima.core.machine import keep_freed_memory
 from wima.core.vector import Vector
 from wima.core.workers import Exited, Parent, Worker, end, pickled
 from wima.data.federated import FederatedData
-from wima.simulation.engines.shared import Handle, Shared, SlotHandles, Slots, allocate
+from wima.simulation.engines.shared import Handle, Shared, Slots, allocate
 from wima.simulation.local import Problem, Solved, Solver
 from wima.simulation.measures.base import Evaluation
 from wima.simulation.measures.job import EvaluationJob, job_of
@@ -36,29 +34,19 @@ _REFUSED = "engine 'processes' cannot send this model to its workers ({}); use e
 _AHEAD = 2  # jobs sent to a worker before it answers, so that it never waits
 
 
-class Train(NamedTuple):
-    """A job: the local problem at this position in the cohort."""
+class Job(NamedTuple):
+    """The local problem at this position in the cohort, or this piece of an evaluation."""
 
-    position: int
-    problem: Problem
-
-    def __str__(self) -> str:
-        return f"round {self.problem.t}, client {self.problem.client}, local training"
-
-
-class Score(NamedTuple):
-    """A job: a piece of an evaluation."""
-
-    piece: int
-    evaluation: EvaluationJob
-    models: int
+    number: int
+    work: Problem | EvaluationJob
 
     def __str__(self) -> str:
-        kind = "fine-tuning, client" if self.evaluation.finetune else "evaluation, batch"
-        return f"{kind} {self.piece}"
+        if isinstance(self.work, Problem):
+            return f"round {self.work.t}, client {self.work.client}, local training"
+        kind = "fine-tuning, client" if self.work.finetune else "evaluation, batch"
+        return f"{kind} {self.number}"
 
 
-Job: TypeAlias = Train | Score
 Result = TypeVar("Result")
 
 
@@ -78,10 +66,11 @@ class Processes(Engine):
         )
         super().__init__(setup)
         self._prefetched: list[Problem] | None = None
-        self._training: deque[Train] = deque()  # largest first; workers take them from the left
+        self._training: deque[Job] = deque()  # largest first; workers take them from the left
         self._solved: dict[int, Solved | RunError] = {}  # by position
-        self._scoring: deque[Score] = deque()
+        self._scoring: deque[Job] = deque()
         self._scored: dict[int, list[Any] | RunError] = {}  # by piece
+        self._models: list[Vector] = []  # that are scored
         self._sent: dict[int, Job] = {}  # by slot
         self._workers: dict[Worker, deque[int]] = {}  # the slots of its jobs, oldest first
         self._exits: dict[str, int] = {}  # of workers, by what they were doing
@@ -108,11 +97,10 @@ class Processes(Engine):
         """Let workers start on the problems of the next `solve`."""
         self._prefetched = problems
         self._solved.clear()
-        self._slots.w.copy_(problems[0].w)
-        size = self.setup.task.data.size
-        jobs = [Train(position, problem) for position, problem in enumerate(problems)]
-        jobs.sort(key=lambda job: -size(job.problem.client))  # no large job is left for the end
-        self._training = deque(jobs)
+        self._slots.rows["w"].copy_(problems[0].w)
+        size = self.setup.task.data.size  # no large job is left for the end
+        jobs = sorted(enumerate(problems), key=lambda job: -size(job[1].client))
+        self._training = deque(Job(*job) for job in jobs)
         self._feed()
 
     def solve(self, problems: list[Problem]) -> Iterator[Solved]:
@@ -127,10 +115,11 @@ class Processes(Engine):
 
     def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
         """All models at once, piece by piece; before any training."""
-        for row, w in zip(self._slots.models, models, strict=True):
+        self._models = list(self._slots.rows["models"][: len(models)])
+        for row, w in zip(self._models, models, strict=True):
             row.copy_(w)
         self._scored.clear()
-        self._scoring = deque(Score(piece, evaluation, len(models)) for piece in evaluation.pieces)
+        self._scoring = deque(Job(piece, evaluation) for piece in evaluation.pieces)
         while len(self._scored) < len(evaluation.pieces):
             self._work()
         return [_good(self._scored[piece]) for piece in evaluation.pieces]
@@ -159,18 +148,14 @@ class Processes(Engine):
         slot = self._free.pop()
         self._sent[slot] = job
         self._workers[worker].append(slot)
-        if isinstance(job, Train):
-            message = self._slots.put(slot, job.problem)
+        if isinstance(job.work, Problem):
+            message, vectors = job.work.message()
+            self._slots.put(slot, vectors)
         else:
-            evaluation = job.evaluation.fields()
-            message = {
-                "slot": slot,
-                "piece": job.piece,
-                "evaluation": evaluation,
-                "models": job.models,
-            }
+            message = {"piece": job.number, "models": len(self._models)}
+            message["evaluation"] = job.work.fields()
         try:
-            worker.send(message)
+            worker.send({"slot": slot, **message})
         except Exited as death:
             self._replace(worker, death)
 
@@ -197,23 +182,25 @@ class Processes(Engine):
         if "error" in reply:  # it is raised when the round needs this result
             error = RunError(f"{job}: {reply['error']}")
             error.add_note(reply["traceback"])
-        if isinstance(job, Score):
-            self._scored[job.piece] = error or reply["scores"]
+        if isinstance(job.work, EvaluationJob):
+            self._scored[job.number] = error or reply["scores"]
+        elif error is not None:
+            self._solved[job.number] = error
         else:
-            visit = error or self._slots.get_solved(slot, job.problem, reply["steps"])
-            self._solved[job.position] = visit
+            vectors = self._slots.get(slot, reply["vectors"])
+            copies = {name: vector.clone() for name, vector in vectors.items()}
+            self._solved[job.number] = job.work.solved(reply["steps"], **copies)
         self._free.append(slot)
 
     def _do(self, job: Job) -> None:
         """Do a job in this process."""
-        if isinstance(job, Score):
-            models = list(self._slots.models[: job.models])
-            self._scored[job.piece] = job.evaluation.answer(self.solver, job.piece, models)
+        if isinstance(job.work, EvaluationJob):
+            self._scored[job.number] = job.work.answer(self.solver, job.number, self._models)
             return
         try:
-            self._solved[job.position] = self.solve_here(job.problem)
+            self._solved[job.number] = self.solve_here(job.work)
         except RunError as error:  # raised when the round needs this visit
-            self._solved[job.position] = error
+            self._solved[job.number] = error
 
     def _start(self) -> None:
         """Start the missing workers."""
@@ -234,7 +221,7 @@ class Processes(Engine):
         self._free += slots
         self._remove(worker, str(jobs[0]) if jobs else "between jobs", death)
         for job in reversed(jobs):
-            (self._training if isinstance(job, Train) else self._scoring).appendleft(job)  # type: ignore[arg-type]
+            (self._training if isinstance(job.work, Problem) else self._scoring).appendleft(job)
         self._start()
 
     def _remove(self, worker: Worker, where: str, death: Exited) -> None:
@@ -264,36 +251,22 @@ def _good(result: Result | RunError) -> Result:
 class WorkerSetup(NamedTuple):
     """The first message to workers; arrays are shared, not sent."""
 
-    task: Task  # without its data
+    task: Task  # without its examples
     sgd: LocalSGD
     seed: int
-    x: Handle
-    y: Handle
-    offsets: Handle
-    slots: SlotHandles
-    x_test: Handle | None = None  # if set, `task.evaluate` has no examples
-    y_test: Handle | None = None
+    examples: dict[str, Handle]
+    slots: dict[str, Handle]
 
 
-def _worker_setup(setup: Setup, shared: Shared, slots: SlotHandles) -> WorkerSetup:
+def _worker_setup(setup: Setup, shared: Shared, slots: dict[str, Handle]) -> WorkerSetup:
     data, evaluate = setup.task.data, setup.task.evaluate
-    task = setup.task._replace(data=None, init=None, evaluate=None)  # type: ignore[arg-type]
-    message = WorkerSetup(
-        task=task,
-        sgd=setup.sgd,
-        seed=setup.seed,
-        x=shared.share(data.x),
-        y=shared.share(data.y),
-        offsets=shared.share(data.offsets),
-        slots=slots,
-    )
-    if not isinstance(evaluate, Evaluation):
-        return message
-    return message._replace(
-        task=task._replace(evaluate=evaluate.without_examples()),
-        x_test=shared.share(evaluate.x.numpy()),
-        y_test=shared.share(evaluate.y.numpy()),
-    )
+    arrays, kept = {"x": data.x, "y": data.y, "offsets": data.offsets}, None
+    if isinstance(evaluate, Evaluation):
+        arrays |= {"x_test": evaluate.x.numpy(), "y_test": evaluate.y.numpy()}
+        kept = evaluate.changed(x=evaluate.x[:0], y=evaluate.y[:0])
+    task = setup.task._replace(data=None, init=None, evaluate=kept)  # type: ignore[arg-type]
+    examples = {name: shared.share(array) for name, array in arrays.items()}
+    return WorkerSetup(task, setup.sgd, setup.seed, examples, slots)
 
 
 def main() -> None:
@@ -311,12 +284,11 @@ def main() -> None:
 
 
 def _set_up(setup: WorkerSetup) -> tuple[Solver, Slots]:
-    x, y, offsets = setup.x.open(), setup.y.open(), setup.offsets.open()
-    task = setup.task._replace(data=FederatedData(x, y, offsets))
-    evaluation = task.evaluate
-    if isinstance(evaluation, Evaluation) and setup.x_test and setup.y_test:
-        evaluation.x = torch.from_numpy(setup.x_test.open())
-        evaluation.y = torch.from_numpy(setup.y_test.open())
+    arrays = {name: handle.open() for name, handle in setup.examples.items()}
+    task = setup.task._replace(data=FederatedData(arrays["x"], arrays["y"], arrays["offsets"]))
+    if isinstance(task.evaluate, Evaluation):
+        task.evaluate.x = torch.from_numpy(arrays["x_test"])
+        task.evaluate.y = torch.from_numpy(arrays["y_test"])
     return Solver(task, setup.sgd, setup.seed), Slots(setup.slots)
 
 
@@ -324,13 +296,15 @@ def _reply(solver: Solver, slots: Slots, message: dict[str, Any]) -> dict[str, A
     slot = message["slot"]
     try:
         if "evaluation" in message:
-            models = list(slots.models[: message["models"]])
+            models = list(slots.rows["models"][: message["models"]])
             scores = job_of(message["evaluation"]).answer(solver, message["piece"], models)
             return {"slot": slot, "scores": scores}
-        problem = slots.get(message)
+        vectors = slots.get(slot, message["vectors"])
+        problem = Problem.of(message, slots.rows["w"], solver.task.trained, vectors)
         visit, rest = solver.solve(problem)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return {"slot": slot, "error": reason, "traceback": traceback.format_exc()}
-    slots.put_solved(slot, problem, visit, rest)
-    return {"slot": slot, "steps": visit.steps}
+    results = problem.results(visit, rest)
+    slots.put(slot, results)
+    return {"slot": slot, "steps": visit.steps, "vectors": list(results)}

@@ -9,8 +9,6 @@ If a rank is lost, Gloo's connections break or torchrun ends the others; rank 0 
 as failed.  torchrun's output says which rank failed first.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -20,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,16 +28,7 @@ from wima.core.machine import keep_freed_memory
 from wima.core.signals import handled_by
 from wima.core.vector import Vector, one_thread
 from wima.core.version import __version__
-from wima.simulation.local import (
-    Problem,
-    Solved,
-    fields_of,
-    named_vectors,
-    problem_of,
-    shortened,
-    solved,
-    vectors_of,
-)
+from wima.simulation.local import Problem, Solved, shortened
 from wima.simulation.measures.job import EvaluationJob, job_of
 from wima.simulation.round import Engine, Setup
 from wima.simulation.task import data_checksum
@@ -53,18 +42,24 @@ _FROM_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FOREVER = timedelta(days=365)  # a visit may take long; torchrun ends ranks that wait in vain
 
 
-@cache
-def join() -> Group:
-    """This process's group, joined at the first call."""
-    return Group()
+class Posted(NamedTuple):
+    """A vector being sent."""
+
+    vector: Vector
+    work: dist.Work | None
+
+    def wait(self) -> None:
+        if self.work is not None:
+            with _named():
+                self.work.wait()
 
 
 class Group:
-    """All ranks, as seen by one of them.  Byte counts exclude network headers."""
+    """All ranks, as seen by one of them."""
 
     def __init__(self) -> None:
         check(all(os.environ.get(name) for name in _FROM_TORCHRUN), _COMMAND)
-        self.sent, self.received = 0, 0  # bytes; a message to n ranks counts n times
+        self.bytes = 0  # sent and received without headers; a message to n ranks counts n times
         self.left = False
         cuda = torch.cuda.is_available()
         if cuda:
@@ -82,7 +77,7 @@ class Group:
             raise RunError(f"Rank {self.rank} left an earlier run unfinished.")
         if self.rank:
             self.send_json(facts)
-            differences = self.receive_json()["differences"]
+            differences = self.broadcast_json()["differences"]
         else:
             differences = [
                 f"rank {rank} differs in {name}: {there.get(name)!r}, but {here!r} at rank 0"
@@ -106,27 +101,18 @@ class Group:
             with suppress(RuntimeError):
                 dist.destroy_process_group()
 
-    def broadcast_json(self, message: dict[str, Any]) -> None:
-        """On rank 0: send a message to all others."""
-        text = _as_bytes(message)
-        self.broadcast(torch.tensor([len(text)]))
-        self.broadcast(text)
-
-    def receive_json(self) -> dict[str, Any]:
-        """On the other ranks: the next message from rank 0 to all."""
-        size = int(self.broadcast(torch.zeros(1, dtype=torch.int64)))
-        return _from_bytes(self.broadcast(torch.empty(size, dtype=torch.uint8)))
+    def broadcast_json(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Rank 0's message to all others, which pass none and receive it."""
+        length, text = _encoded(message)
+        size = int(self.broadcast(length))
+        return _decoded(self.broadcast(text if self.rank == 0 else _empty(size)))
 
     def broadcast(self, tensor: Vector) -> Vector:
         """Broadcast rank 0's tensor; the others pass one of the same shape to receive it."""
         tensor = tensor.contiguous()
         with _named():
             dist.broadcast(tensor, 0)
-        size = tensor.numel() * tensor.element_size()
-        if self.rank == 0:
-            self.sent += size * (self.size - 1)
-        else:
-            self.received += size
+        self.bytes += tensor.nbytes * (self.size - 1 if self.rank == 0 else 1)
         return tensor
 
     def send(self, vector: Vector, rank: int = 0) -> None:
@@ -137,38 +123,31 @@ class Group:
         """Send a vector that must not change until `Posted.wait` returns."""
         with _named():
             work = dist.isend(vector, rank)
-        self.sent += vector.numel() * vector.element_size()
+        self.bytes += vector.nbytes
         return Posted(vector, work)
 
     def recv(self, vector: Vector, rank: int = 0) -> Vector:
         """Fill a vector with what a rank sent."""
         with _named():
             dist.recv(vector, rank)
-        self.received += vector.numel() * vector.element_size()
+        self.bytes += vector.nbytes
         return vector
 
     def send_json(self, message: dict[str, Any]) -> None:
         """Send a message to rank 0."""
-        text = _as_bytes(message)
-        self.send(torch.tensor([len(text)]))
-        self.send(text)
+        for part in _encoded(message):
+            self.send(part)
 
     def recv_json(self, rank: int) -> dict[str, Any]:
         """The next message that a rank sent with `send_json`."""
         size = int(self.recv(torch.zeros(1, dtype=torch.int64), rank))
-        return _from_bytes(self.recv(torch.empty(size, dtype=torch.uint8), rank))
+        return _decoded(self.recv(_empty(size), rank))
 
 
-class Posted:
-    """A vector being sent."""
-
-    def __init__(self, vector: Vector, work: dist.Work | None) -> None:
-        self._vector, self._work = vector, work
-
-    def wait(self) -> None:
-        if self._work is not None:
-            with _named():
-                self._work.wait()
+@cache
+def join() -> Group:
+    """This process's group, joined at the first call."""
+    return Group()
 
 
 @contextmanager
@@ -186,13 +165,18 @@ def _named() -> Iterator[None]:
         ) from error
 
 
-def _as_bytes(message: dict[str, Any]) -> Vector:
-    return torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+def _encoded(message: dict[str, Any] | None) -> tuple[Vector, Vector]:
+    """A message as its length and its bytes."""
+    text = bytearray(json.dumps(message).encode())
+    return torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)
 
 
-def _from_bytes(text: Vector) -> dict[str, Any]:
-    message: dict[str, Any] = json.loads(text.numpy().tobytes())
-    return message
+def _decoded(text: Vector) -> dict[str, Any]:
+    return json.loads(text.numpy().tobytes())  # type: ignore[no-any-return]
+
+
+def _empty(size: int) -> Vector:
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def distributed(setup: Setup, w: Vector) -> Engine:
@@ -271,16 +255,16 @@ class Ranks(Engine):
         group, alike = self.group, all(p.local is problems[0].local for p in problems)
         owners = shared_out([self._cost(problem) for problem in problems], group.size)
         self._waiting = True
-        fields = [fields_of(problem) for problem in problems]
-        group.broadcast_json({"do": "solve", "owners": owners, "alike": alike, "problems": fields})
+        messages, vectors = zip(*(problem.message() for problem in problems), strict=True)
+        order = {"do": "solve", "owners": owners, "alike": alike, "problems": messages}
+        group.broadcast_json(order)
         group.broadcast(problems[0].w)
-        if alike:
-            for vector in vectors_of(problems[0]).values():
-                group.broadcast(vector)
-            return owners
-        for problem, owner in zip(problems, owners, strict=True):
-            for vector in vectors_of(problem).values() if owner else ():
-                group.send(vector, owner)
+        for vector in vectors[0].values() if alike else ():
+            group.broadcast(vector)
+        if not alike:
+            for named, owner in zip(vectors, owners, strict=True):
+                for vector in named.values() if owner else ():
+                    group.send(vector, owner)
         return owners
 
     def _cost(self, problem: Problem) -> int:
@@ -294,18 +278,11 @@ class Ranks(Engine):
         reply = self.group.recv_json(rank)
         if "error" in reply:
             return RunError(reply["error"])
-        w, trained = problem.w, problem.w[: self._trained]
-        end, gradient, path = w, None, None
-        if problem.local is not None:
-            end = torch.empty_like(w)
-            for part in (end[: self._trained], end[self._trained :]):
-                if len(part):
-                    self.group.recv(part, rank)
-        if problem.full_gradient:
-            gradient = self.group.recv(torch.empty_like(trained), rank)
-        if problem.path_gradient:
-            path = self.group.recv(torch.empty_like(trained), rank)
-        return solved(problem, end, reply["steps"], gradient, path)
+        vectors = {}
+        for name in reply["vectors"]:
+            part = slice(self._trained, None) if name == "rest" else slice(self._trained)
+            vectors[name] = self.group.recv(torch.empty_like(problem.w[part]), rank)
+        return problem.solved(reply["steps"], **vectors)
 
 
 class WorkerRank(Engine):
@@ -323,7 +300,7 @@ class WorkerRank(Engine):
         # Rank 0 handles signals sent to all processes of a run: it may have to finish a round.
         try:
             with one_thread(), handled_by(signal.SIG_IGN):
-                while (order := self.group.receive_json())["do"] != "end":
+                while (order := self.group.broadcast_json())["do"] != "end":
                     if order["do"] == "solve":
                         self._solve_all(order)
                     else:
@@ -338,8 +315,7 @@ class WorkerRank(Engine):
         on_the_way: list[Posted] = []
 
         def post(reply: dict[str, Any], *vectors: Vector) -> None:
-            text = _as_bytes(reply)
-            on_the_way.extend(map(self.group.post, [torch.tensor([len(text)]), text, *vectors]))
+            on_the_way.extend(map(self.group.post, [*_encoded(reply), *vectors]))
 
         for problem in self._own_problems(order):
             try:
@@ -347,9 +323,8 @@ class WorkerRank(Engine):
             except RunError as error:
                 post({"error": str(error)})
                 break
-            end = [visit.end, rest] if problem.local is not None else []
-            vectors = [*end, visit.gradient, visit.path_gradient]
-            post({"steps": visit.steps}, *(v for v in vectors if v is not None and len(v)))
+            vectors = problem.results(visit, rest)
+            post({"steps": visit.steps, "vectors": list(vectors)}, *vectors.values())
         for posted in on_the_way:
             posted.wait()
 
@@ -359,15 +334,15 @@ class WorkerRank(Engine):
         w, vectors = group.broadcast(torch.empty_like(self._like)), {}
         trained = w[: self._trained]
         if alike:
-            for name in named_vectors(order["problems"][0]):
+            for name in order["problems"][0]["vectors"]:
                 vectors[name] = group.broadcast(torch.empty_like(trained))
         problems = []
-        for fields, owner in zip(order["problems"], order["owners"], strict=True):
+        for message, owner in zip(order["problems"], order["owners"], strict=True):
             if owner == group.rank:
                 if not alike:
-                    names = named_vectors(fields)
+                    names = message["vectors"]
                     vectors = {name: group.recv(torch.empty_like(trained)) for name in names}
-                problems.append(problem_of(fields, w, self._trained, vectors))
+                problems.append(Problem.of(message, w, self._trained, vectors))
         return problems
 
     def _evaluate(self, order: dict[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """Memory shared by processes: unlinked temporary files, inherited by children as descriptors."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import mmap
@@ -14,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from wima.algorithms.base import Visit
 from wima.core.errors import RunError, check
 from wima.core.machine import reserve
 from wima.core.vector import Vector
 from wima.data.federated import keep_file
-from wima.simulation.local import Problem, Solved, fields_of, problem_of, solved, vectors_of
 from wima.simulation.round import Setup
 
 MEMORY = "/dev/shm"
@@ -108,75 +104,39 @@ def _reserved(folder: str, size: int) -> IO[bytes]:
         return file
 
 
-_NUMPY = {torch.float32: "float32", torch.float64: "float64"}
-
-
-class SlotHandles(NamedTuple):
-    """How a worker finds the slots."""
-
-    w: Handle
-    start: Handle
-    shift: Handle
-    end: Handle
-    gradient: Handle
-    path_gradient: Handle
-    models: Handle  # to evaluate
+DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class Slots:
-    """Rows for problems and solutions.  Messages carry numbers; vectors are exchanged here."""
+    """Rows for vectors: w, and by slot those of problems, visits and models to evaluate."""
 
-    def __init__(self, handles: SlotHandles) -> None:
-        self.w, self.start, self.shift, self.end, self.gradient, self.path_gradient, self.models = (
-            torch.from_numpy(handle.open()) for handle in handles
-        )
+    def __init__(self, handles: dict[str, Handle]) -> None:
+        self.rows = {name: torch.from_numpy(handle.open()) for name, handle in handles.items()}
 
-    def put(self, slot: int, problem: Problem) -> dict[str, Any]:
-        """Write a problem; return the message for the worker."""
-        for name, vector in vectors_of(problem).items():
-            (self.start if name == "start" else self.shift)[slot].copy_(vector)
-        return {"slot": slot, **fields_of(problem)}
+    def put(self, slot: int, vectors: dict[str, Vector]) -> None:
+        for name, vector in vectors.items():
+            self.rows[name][slot].copy_(vector)
 
-    def get(self, message: dict[str, Any]) -> Problem:
-        """On the worker: the problem of a message."""
-        slot = message["slot"]
-        vectors = {"start": self.start[slot], "shift": self.shift[slot]}
-        return problem_of(message, self.w, len(vectors["start"]), vectors)
-
-    def put_solved(self, slot: int, problem: Problem, visit: Visit, rest: Vector) -> None:
-        """On the worker: write what was computed."""
-        if problem.local is not None:
-            trained = len(visit.end)
-            self.end[slot, :trained].copy_(visit.end)
-            self.end[slot, trained:].copy_(rest)
-        if visit.gradient is not None:
-            self.gradient[slot].copy_(visit.gradient)
-        if visit.path_gradient is not None:
-            self.path_gradient[slot].copy_(visit.path_gradient)
-
-    def get_solved(self, slot: int, problem: Problem, steps: int) -> Solved:
-        """A copy of what a worker wrote."""
-        end = problem.w if problem.local is None else self.end[slot].clone()
-        gradient = self.gradient[slot].clone() if problem.full_gradient else None
-        path = self.path_gradient[slot].clone() if problem.path_gradient else None
-        return solved(problem, end, steps, gradient, path)
+    def get(self, slot: int, names: list[str]) -> dict[str, Vector]:
+        """Views, which the next `put` overwrites."""
+        return {name: self.rows[name][slot] for name in names}
 
 
-def allocate(shared: Shared, slots: int, models: int, w: Vector, setup: Setup) -> SlotHandles:
-    """Memory for the slots, and for gradients if the algorithm requests them."""
+def allocate(shared: Shared, slots: int, models: int, w: Vector, setup: Setup) -> dict[str, Handle]:
+    """Memory for `Slots`, with rows for gradients if the algorithm requests them."""
     check(
-        w.dtype in _NUMPY,
+        w.dtype in DTYPES,
         f"engine 'processes' takes models in float32 or float64, got {w.dtype}; use 'serial'.",
     )
-    dtype, d, trained = _NUMPY[w.dtype], len(w), len(w[: setup.trained])
-    full = slots if setup.algorithm.full_gradient != "none" else 0
-    path = slots if setup.algorithm.path_gradient else 0
-    return SlotHandles(
-        w=shared.allocate((d,), dtype),
-        start=shared.allocate((slots, trained), dtype),
-        shift=shared.allocate((slots, trained), dtype),
-        end=shared.allocate((slots, d), dtype),
-        gradient=shared.allocate((full, trained), dtype),
-        path_gradient=shared.allocate((path, trained), dtype),
-        models=shared.allocate((models, d), dtype),
-    )
+    trained = len(w[: setup.trained])
+    shapes: dict[str, tuple[int, ...]] = {
+        "w": (len(w),),
+        "start": (slots, trained),
+        "shift": (slots, trained),
+        "end": (slots, trained),
+        "rest": (slots, len(w) - trained),
+        "gradient": (slots if setup.algorithm.full_gradient != "none" else 0, trained),
+        "path_gradient": (slots if setup.algorithm.path_gradient else 0, trained),
+        "models": (models, len(w)),
+    }
+    return {name: shared.allocate(shape, DTYPES[w.dtype]) for name, shape in shapes.items()}

@@ -5,12 +5,10 @@ for each model:                     value = measure.combine(parts)         in th
 for each record:                    entries = measure.entries({model: value})
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -37,25 +35,6 @@ class Measure:
     `part` returns what a batch contributes: numbers, lists, dicts or tensors.  `combine` gets the
     parts of all batches in the order of the test set (tensors have become lists) and returns the
     numbers by name.  So a measure need not be a mean over examples.
-
-    Examples:
-        >>> import torch, wima
-        >>> class WorstClass(wima.Measure):
-        ...     better = {"worst_class": "higher"}
-        ...
-        ...     def part(self, output, y):
-        ...         right = output.argmax(1) == y
-        ...         return [torch.bincount(y[k], minlength=2) for k in (right, right >= 0)]
-        ...
-        ...     def combine(self, parts):
-        ...         right, all_ = torch.tensor(parts).sum(0)
-        ...         return {"worst_class": float((right / all_).min())}
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> task = wima.make_task(lambda: torch.nn.Linear(4, 2), data, test=(x, y))
-        >>> options = {"rounds": 9, "clients_per_round": 2, "lr": 1.0}
-        >>> wima.run(task, measures=[WorstClass()], **options).curve("plain", "worst_class")[1][-1]
-        1.0
     """
 
     better: Mapping[str, Better] = MappingProxyType({})
@@ -104,8 +83,13 @@ def as_json(part: Any) -> Any:
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 
 PAD = 0
-CLEAN = ((0, 1, 2), (0, 1, 2, 89))  # PAD, BOS and EOS do not count; OOV is never predicted
-FEDJAX = ((0, 88), (0, 87, 88, 89))  # FedJAX's model file uses other special ids than its data
+METRICS = {  # targets that do not count, and outputs that are never predicted
+    "clean": ((0, 1, 2), (0, 1, 2, 89)),  # PAD, BOS and EOS do not count; OOV is never predicted
+    "fedjax": (
+        (0, 88),
+        (0, 87, 88, 89),
+    ),  # FedJAX's model file uses other special ids than its data
+}
 
 
 class Objective(NamedTuple):
@@ -157,9 +141,6 @@ def objective(kind: str, metric: str = "clean") -> Objective:
     return Objective(sequence_loss, {"accuracy": CharacterAccuracy(*METRICS[metric])})
 
 
-METRICS = {"clean": CLEAN, "fedjax": FEDJAX}
-
-
 Total: TypeAlias = tuple[float, int]  # sum and count of a metric
 FALLING = ("loss", "error")  # names of metrics of which less is better
 
@@ -172,12 +153,10 @@ class TaskMetrics(Measure):
 
     def __init__(self, metrics: Mapping[str, Metric], loss: Loss) -> None:
         self.functions: dict[str, Metric] = {**metrics, "loss": loss}
-        self.better = {n: getattr(f, "better", _usual(n)) for n, f in self.functions.items()}
-
-    @property
-    def leading(self) -> str:
-        """The metric by which clients are compared: the first one."""
-        return next(iter(self.functions))
+        self.better = {
+            n: getattr(f, "better", "lower" if any(w in n for w in FALLING) else "higher")
+            for n, f in self.functions.items()
+        }
 
     def part(self, output: Tensor, y: Tensor) -> list[Total]:
         return [total(f, output, y) for f in self.functions.values()]
@@ -190,10 +169,6 @@ class TaskMetrics(Measure):
 
     def entries(self, values: dict[str, Metrics]) -> dict[str, dict[str, Metrics]]:
         return {"metrics": values}  # a diverging model's loss may be infinite
-
-
-def _usual(name: str) -> Better:
-    return "lower" if any(word in name for word in FALLING) else "higher"
 
 
 def total(metric: Metric, output: Tensor, y: Tensor) -> Total:
@@ -232,27 +207,20 @@ class Evaluation:
         pieces = [self.piece(k, [w], ["metrics"])[0] for k in range(self.pieces())]
         return self.metrics.combine([parts["metrics"] for parts in pieces])
 
-    def without_examples(self) -> Evaluation:
-        """A copy for other processes, which get the examples separately."""
-        return self._with(x=self.x[:0], y=self.y[:0])
+    def changed(self, **attributes: Any) -> Self:
+        """A copy with other attributes."""
+        copied = copy(self)
+        vars(copied).update(attributes)
+        return copied
 
-    def with_measures(self, measures: Mapping[str, Measure]) -> Evaluation:
-        """A copy that also knows these measures."""
-        return self._with(measures={**self.measures, **measures})
-
-    def of_clients(self, clients: Array) -> Evaluation:
+    def of_clients(self, clients: Array) -> Self:
         """A copy restricted to these clients."""
         assert self.owners is not None
         owners = np.where(np.isin(self.owners, clients), self.owners, -1)
         kept = np.flatnonzero((owners >= 0) | (np.arange(len(owners)) < self.pooled))
-        if len(kept) == len(owners):
-            return self._with(owners=owners)
-        return self._with(x=self.x[kept], y=self.y[kept], owners=owners[kept])
-
-    def _with(self, **changes: Any) -> Evaluation:
-        changed = copy(self)
-        vars(changed).update(changes)
-        return changed
+        if len(kept) == len(owners):  # no copy of all examples
+            return self.changed(owners=owners)
+        return self.changed(x=self.x[kept], y=self.y[kept], owners=owners[kept])
 
     @property
     def clients(self) -> Array:
@@ -262,7 +230,7 @@ class Evaluation:
     @property
     def leading(self) -> Metric:
         """The metric by which clients are compared: the first one."""
-        return self.metrics.functions[self.metrics.leading]
+        return next(iter(self.metrics.functions.values()))
 
     def pieces(self, names: Sequence[str] = ()) -> int:
         """The number of batches that these measures need."""
@@ -286,13 +254,10 @@ class Evaluation:
         owners = None if self.owners is None else self.owners[rows]
         pooled = rows.start < self.pooled
         needed = [name for name in names if pooled or self.measures[name].all_examples]
-        parts = []
-        for w in models:
-            output = self._output(w, x)
-            parts.append(
-                {n: as_json(self.measures[n].part_with_clients(output, y, owners)) for n in needed}
-            )
-        return parts
+        return [
+            {n: as_json(self.measures[n].part_with_clients(output, y, owners)) for n in needed}
+            for output in (self._output(w, x) for w in models)
+        ]
 
     def of_client(self, client: int, w: Vector) -> Total:
         """Sum and count of the first metric on a client's own examples."""

@@ -5,8 +5,6 @@ probability.  The expected calibration error is the mean over predictions of
 |accuracy - mean confidence| of their bin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -30,7 +28,13 @@ class Calibration(Measure):
         self._metric = metric  # may leave out some predictions, such as padding
 
     def part(self, output: Tensor, y: Tensor) -> Bins:
-        return bins_of(*flat(self._metric, output, y))
+        """The sums over the predictions in each bin."""
+        output, y = flat(self._metric, output, y)
+        confidence, label = torch.softmax(output.double(), dim=1).max(dim=1)
+        place = (confidence * BINS).ceil().sub(1).nan_to_num(0).clamp(0, BINS - 1).long()
+        right = (label == y).double()
+        sums = [torch.bincount(place, weights, BINS).tolist() for weights in (confidence, right)]
+        return list(zip(torch.bincount(place, minlength=BINS).tolist(), *sums, strict=True))
 
     def combine(self, parts: list[Bins]) -> Bins:
         return [
@@ -57,16 +61,6 @@ def flat(metric: Any, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         f"shape {tuple(output.shape)} and labels of shape {tuple(y.shape)} ({y.dtype}).",
     )
     return output, y
-
-
-def bins_of(output: Tensor, y: Tensor) -> Bins:
-    """The sums over the predictions in each bin."""
-    confidence, label = torch.softmax(output.double(), dim=1).max(dim=1)
-    place = (confidence * BINS).ceil().sub(1).nan_to_num(0).clamp(0, BINS - 1).long()
-    right = (label == y).double()
-    sums = [torch.bincount(place, weights, BINS).tolist() for weights in (confidence, right)]
-    counts = torch.bincount(place, minlength=BINS).tolist()
-    return list(zip(counts, *sums, strict=True))
 
 
 def calibration_error(bins: Bins) -> float:

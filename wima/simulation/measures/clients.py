@@ -1,7 +1,5 @@
 """The first metric on each client's own test examples, and its distribution over clients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, TypeAlias

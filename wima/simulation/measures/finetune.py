@@ -1,7 +1,5 @@
 """After the last round, each client fine-tunes the models on its own examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,17 +19,6 @@ class FineTune:
     """After the last round, each client fine-tunes the models: `steps` steps of SGD at rate `lr`.
 
     Batch size and weight decay are those of the run; there is no momentum.
-
-    Examples:
-        >>> import torch, wima
-        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
-        >>> data = wima.FederatedData.from_arrays(x, y, clients=[0, 0, 1, 1])
-        >>> model, owners = torch.nn.Linear(4, 2), [0, 0, 1, 1]
-        >>> task = wima.make_task(model, data, test=(x, y), test_clients=owners)
-        >>> options = {"rounds": 2, "clients_per_round": 1, "finetune": wima.FineTune(steps=5)}
-        >>> *_, last = wima.simulate(task, **options)
-        >>> sorted(last.finetuned)
-        ['plain']
     """
 
     steps: int = 10

@@ -1,10 +1,8 @@
 """What is measured in a run, and when: any process can answer a job, piece by piece, in JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from wima.core.errors import UsageError, check
 from wima.core.randomness import rng
@@ -47,10 +45,6 @@ def job_of(fields: Mapping[str, Any]) -> EvaluationJob:
     return EvaluationJob((), fields["measures"], how, fields["t"])
 
 
-# An engine's method, which answers all pieces in order.
-Answer: TypeAlias = Callable[[EvaluationJob, list[Vector]], list[Any]]
-
-
 class Measures:
     """All measures of a run, in the order in which they are recorded."""
 
@@ -62,12 +56,11 @@ class Measures:
         evaluation, wanted = task.evaluate, bool(options.client_eval_every or finetune)
         if not (wanted or options.calibration or own):
             return
-        check(
-            isinstance(evaluation, Evaluation),
-            "client_eval_every, finetune, calibration and measures need a task made by "
-            "wima.make_task.",
-        )
-        assert isinstance(evaluation, Evaluation)
+        if not isinstance(evaluation, Evaluation):
+            raise UsageError(
+                "client_eval_every, finetune, calibration and measures need a task made by "
+                "wima.make_task."
+            )
         added: dict[str, Measure] = {}
         for measure in own:
             name = type(measure).__name__
@@ -85,7 +78,7 @@ class Measures:
             added["clients"] = Clients(evaluation.leading)
         if options.calibration:
             added["calibration"] = Calibration(evaluation.leading)
-        evaluation = evaluation.with_measures(added)
+        evaluation = evaluation.changed(measures={**evaluation.measures, **added})
         if wanted:
             check_clients(evaluation.clients, task.data, len(evaluation.metrics.functions) > 1)
             if len(evaluation.clients) > options.client_sample:
@@ -93,8 +86,17 @@ class Measures:
                 drawn = draw.choice(evaluation.clients, options.client_sample, replace=False)
                 evaluation = evaluation.of_clients(drawn)
         self.task = task._replace(evaluate=evaluation)
+        # Raise now, not after the first rounds, if a measure does not fit the model.
         for name in added.keys() - {"clients"}:
-            _try(evaluation, name, task.init(options.seed))
+            try:
+                evaluation.piece(0, [task.init(options.seed)], [name])
+            except UsageError:
+                raise
+            except Exception as error:
+                raise UsageError(
+                    f"The measure {name} failed on the first batch of test examples: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
 
     @property
     def better(self) -> dict[str, Better]:
@@ -114,10 +116,13 @@ class Measures:
         self,
         t: int,
         options: RunOptions,
-        answer: Answer,
+        answer: Callable[[EvaluationJob, list[Vector]], list[Any]],
         current: Callable[[], Mapping[str, Vector]],
     ) -> Entries:
-        """What the record of round t says about the current models; {} if nothing is due."""
+        """What the record of round t says about the current models; {} if nothing is due.
+
+        answer: an engine's method, which answers all pieces in order.
+        """
         evaluation, due = self.task.evaluate, self.due(t, options)
         tuned = self._finetune is not None and t == options.rounds
         if not due and not tuned:
@@ -146,16 +151,3 @@ class Measures:
             parts = answer(EvaluationJob(clients, finetune=self._finetune, t=t), vectors)
             entries |= self._finetune.entries(clients, list(models), parts)
         return entries
-
-
-def _try(evaluation: Evaluation, name: str, w: Vector) -> None:
-    """Raise now, not after the first rounds, if a measure does not fit the model."""
-    try:
-        evaluation.piece(0, [w], [name])
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"The measure {name} failed on the first batch of test examples: "
-            f"{type(error).__name__}: {error}"
-        ) from error

@@ -1,7 +1,5 @@
 """The window average in Lightning: `Trainer(callbacks=[WindowAveraging(window=100)])`."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The window average in pfl-research: a callback that can be saved and restored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -5,18 +5,10 @@ trainer.add_callback(WindowAveraging(trainer, window=100))
 trainer.train()                                # each evaluation is followed by one of the average
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import (
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from wima.core.errors import UsageError
 from wima.training.window_average import WindowAverage

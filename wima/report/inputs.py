@@ -1,4 +1,4 @@
-"""The runs and sheets of a report: facts of each run, and one tidy frame of all their values.
+"""The runs and sheets of a report: facts and curves of each run.
 
 Whatever cannot be used is listed with the reason.  This module alone knows how runs are read.
 """
@@ -8,14 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from wima.core.errors import UsageError
@@ -34,9 +31,15 @@ LEVELS = [f"{100 * share:g}" for share in QUANTILES]  # names of the recorded qu
 
 
 class Source(NamedTuple):
-    """A run without its values, which are in the frame."""
+    """A run.
 
-    number: int  # in the frame
+    Beside the metric of the report and those of calibration, there are curves of `window` (the
+    number of models in an average that chooses it), `bytes` (cumulative, for no model), `epsilon`
+    (the same; NaN if infinite), and the newest results for clients: `clients.mean`,
+    `before.worst`, `after.25` (a quantile), ...
+    """
+
+    number: int
     path: Path  # as given or found
     settings: Settings
     state: str
@@ -47,10 +50,16 @@ class Source(NamedTuple):
     models: list[str]  # that were evaluated, "plain" first
     leading: str  # the metric of the per-client results
     bins: dict[str, NDArray[np.float64]]  # by model: examples, confidence, accuracy of each
+    curves: dict[tuple[str, str], Curve]  # by model and metric
 
     @property
     def progress(self) -> str:
         return f"{self.done}/{self.settings.rounds} rounds"
+
+    def numbers(self, model: str, metrics: Sequence[str]) -> list[float]:
+        """The last value of each metric that the run has for this model."""
+        found = (self.curves.get((model, metric)) for metric in metrics)
+        return [float(curve.values[-1]) for curve in found if curve is not None]
 
 
 class Omitted(NamedTuple):
@@ -60,69 +69,38 @@ class Omitted(NamedTuple):
     reason: str
 
 
-Piece = tuple[str, str, Sequence[int], Sequence[float]]  # model, metric, rounds, values
+# Model, metric, rounds, values; None is NaN.
+Piece = tuple[str, str, Sequence[int], Sequence[float | None]]
 
 
-@dataclass(frozen=True)
-class Data:
+class Data(NamedTuple):
     """The input of a report.  Keys are resolved paths, so nothing is included twice."""
 
     runs: dict[Path, Source]
     sheets: dict[Path, Sheet]
     omitted: list[Omitted]
-    pieces: list[tuple[Source, Piece]]
-
-    @cached_property
-    def frame(self) -> Any:
-        """A row per value: run, seed, method, model, metric, t, value; NaN if it is not finite.
-
-        Beside the metric of the report and those of calibration, there are `window` (the number of
-        models in an average that chooses it), `bytes` (cumulative, for no model), `epsilon` (the
-        same; NaN if infinite), and the newest results for clients: `clients.mean`, `before.worst`,
-        `after.25` (a quantile), ...
-        """
-        names = {"run": [s.number for s, _ in self.pieces]}
-        names["seed"] = [s.settings.seed for s, _ in self.pieces]
-        texts = {"method": [str(s.settings.algorithm) for s, _ in self.pieces]}
-        texts |= {"model": [p[0] for _, p in self.pieces], "metric": [p[1] for _, p in self.pieces]}
-        lengths = [len(values) for _, (*_, values) in self.pieces]
-        columns = {name: np.repeat(values, lengths) for name, values in names.items()}
-        columns |= {n: pd.Categorical(v).repeat(lengths) for n, v in texts.items()}
-        rounds = [np.array(p[2], np.int64) for _, p in self.pieces]
-        values = [np.array(p[3], np.float64) for _, p in self.pieces]
-        columns["t"] = np.concatenate([np.empty(0, np.int64), *rounds])
-        value = np.concatenate([np.empty(0), *values])
-        columns["value"] = np.where(np.isfinite(value), value, nan)
-        return pd.DataFrame(columns)
-
-    @cached_property
-    def curves(self) -> dict[tuple[int, str, str], Curve]:
-        """(run, model, metric) -> its rounds and values."""
-        groups = self.frame.groupby(["run", "model", "metric"], sort=False, observed=True)
-        return {key: Curve(own.t.to_numpy(), own.value.to_numpy()) for key, own in groups}
-
-    def numbers(self, run: Source, model: str, metrics: Sequence[str]) -> list[float]:
-        """The last value of each metric that the run has for this model."""
-        found = (self.curves.get((run.number, model, metric)) for metric in metrics)
-        return [float(curve.values[-1]) for curve in found if curve is not None]
 
 
-def gather(paths: Sequence[Path], metric: str) -> Data:
-    """Read every run and sheet at these paths and below them."""
-    data = Data({}, {}, [], [])
+def gather(paths: Sequence[Path], metric: str, purpose: str = "") -> Data:
+    """Read every run and sheet at these paths and below them.
+
+    purpose: what the runs are for, in the error if there are none; empty: that is no error.
+    """
+    data = Data({}, {}, [])
     seen: set[Path] = set()
     for path in paths:
         if not path.exists():
             data.omitted.append(Omitted(str(path), "it does not exist"))
         elif not path.is_dir():
-            names: dict[str, None] = {}
-            if sheet := _add_sheet(path, data):
-                names = dict.fromkeys(cell.run for cell in sheet.cells)
-            for folder in (path.parent / name for name in names):
-                if folder.is_dir():
-                    _add_run(folder, metric, data)
+            sheet = _add_sheet(path, data)
+            for name in dict.fromkeys(cell.run for cell in sheet.cells) if sheet else ():
+                if (path.parent / name).is_dir():
+                    _add_run(path.parent / name, metric, data)
         elif not _walk(path, metric, data, seen):
             data.omitted.append(Omitted(str(path), "not a run folder, and it contains none"))
+    if purpose and not data.runs:
+        reasons = "\n".join(f"  {item.path}: {item.reason}" for item in data.omitted[:10])
+        raise UsageError(f"There are no runs to {purpose}.\n{reasons}")
     return data
 
 
@@ -174,24 +152,27 @@ def _add_run(path: Path, metric: str, data: Data) -> None:
     if place in data.runs:
         return
     try:
-        run = read_run(path)
-        source, pieces = _source(run, len(data.runs)), [*_evaluated(run, metric), *_recorded(run)]
-        if any(np.any(np.diff(rounds) <= 0) for *_, rounds, _ in pieces):
-            raise ValueError("the rounds are not in order")
-        data.runs[place] = source
-        data.pieces.extend((source, piece) for piece in pieces)
+        data.runs[place] = _source(read_run(path), len(data.runs), metric)
     except (UsageError, OSError) as error:
         data.omitted.append(Omitted(str(path), _one_line(error)))
     except MALFORMED as error:
         data.omitted.append(Omitted(str(path), f"its records are damaged: {_one_line(error)}"))
 
 
-def _source(run: Run, number: int) -> Source:
+def _source(run: Run, number: int, metric: str) -> Source:
+    curves = {}
+    for model, name, rounds, values in (*_evaluated(run, metric), *_recorded(run)):
+        if np.any(np.diff(rounds) <= 0):
+            raise ValueError("the rounds are not in order")
+        if len(rounds):
+            numbers = np.array(values, np.float64)
+            finite = np.where(np.isfinite(numbers), numbers, nan)
+            curves[model, name] = Curve(np.array(rounds, np.int64), finite)
     try:
         seconds = sum(seconds_of(run.path).values()) or None
     except UsageError:  # times.jsonl is damaged
         seconds = None
-    _, bins = run.curves.extras.newest.get("calibration", (0, {}))
+    _, bins = run.curves.newest.get("calibration", (0, {}))
     return Source(
         number=number,
         path=run.path,
@@ -204,6 +185,7 @@ def _source(run: Run, number: int) -> Source:
         models=run.models,
         leading=run.curves.leading,
         bins={model: np.array(own, float).reshape(-1, 3) for model, own in bins.items()},
+        curves=curves,
     )
 
 
@@ -221,14 +203,14 @@ def _evaluated(run: Run, metric: str) -> Iterator[Piece]:
 
 def _recorded(run: Run) -> Iterator[Piece]:
     """What else the records may have."""
-    newest, rounds, sent = run.curves.extras
+    newest, (rounds, sent) = run.curves.newest, run.curves.sent
     for model, counts in run.windows.items():
         yield (model, "window", *counts)
     if sent:
         yield "", "bytes", rounds, sent
     if "privacy" in newest:
         t, budget = newest["privacy"]
-        yield "", "epsilon", [t], [_or_nan(budget.get("epsilon"))]
+        yield "", "epsilon", [t], [budget.get("epsilon")]
     if "clients" in newest:
         t, models = newest["clients"]
         yield from _statistics("clients", t, models)
@@ -243,11 +225,7 @@ def _statistics(kind: str, t: int, models: Mapping[str, Mapping[str, Any]]) -> I
     for model, summary in models.items():
         numbers = {name: value for name, value in summary.items() if name != "quantiles"}
         numbers |= dict(zip(LEVELS, summary["quantiles"], strict=True))
-        yield from ((model, f"{kind}.{name}", [t], [_or_nan(v)]) for name, v in numbers.items())
-
-
-def _or_nan(value: float | None) -> float:
-    return nan if value is None else float(value)
+        yield from ((model, f"{kind}.{name}", [t], [value]) for name, value in numbers.items())
 
 
 def _one_line(error: Exception) -> str:
