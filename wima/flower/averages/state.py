@@ -10,6 +10,7 @@ with checksums; the two newest states are kept.
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -25,12 +26,13 @@ from wima.core.errors import (
     check,
     check_count,
     check_one_of,
+    check_rate,
     check_switch,
     is_number,
     unknown,
 )
 from wima.core.statistics import summary
-from wima.core.vector import Layout
+from wima.core.vector import Layout, Vector
 from wima.flower.arrays import Arrays, flatten, log, preserved, shapes_of
 from wima.flower.averages.steps import Steps
 from wima.storage import manifests
@@ -55,6 +57,7 @@ class AveragingOptions(TypedDict, total=False):
     save_every: int  # rounds
     window_store: Literal["memory", "files"]  # past models; "files" needs a folder
     store_dtype: Literal["float32", "bfloat16"]  # of past models
+    diverged: float  # leave out models with more than this times the initial norm, or 1
 
 
 DEFAULTS: dict[str, Any] = {
@@ -68,6 +71,7 @@ DEFAULTS: dict[str, Any] = {
     "save_every": 1,
     "window_store": "memory",
     "store_dtype": "float32",
+    "diverged": 1e4,
 }
 
 
@@ -108,6 +112,7 @@ class Averaging:
         check_one_of("store_dtype", settings["store_dtype"], ("float32", "bfloat16"))
         check_switch("lower_is_better", settings["lower_is_better"])
         check_count("save_every", settings["save_every"])
+        check_rate("diverged", settings["diverged"])
 
         self.averagers = named(averagers)
         self.names = list(self.averagers)  # the first is "the average"
@@ -130,6 +135,7 @@ class Averaging:
         self._layout: Layout | None = None  # of the vector that is averaged
         self._dtype = torch.float32  # of that vector
         self._averages: Averages | None = None
+        self._first_norm = 0.0  # of the model before the first round, or of the first one known
         self._store: Segments | None = None
         if settings["folder"] is None:
             check(settings["window_store"] != "files", "window_store='files' needs a folder.")
@@ -219,8 +225,13 @@ class Averaging:
             self._lay_out(self._averaged(), arrays, self._newest)
         assert self._averages is not None and self._layout is not None
         w = flatten(arrays, self._layout.slices, self._dtype)
-        if not bool(torch.isfinite(w).all()):
-            log.warning("Round %s: the model is not finite; averages leave it out.", t)
+        norm, largest = _norm(w), self._settings["diverged"] * max(1.0, self._first_norm)
+        if not norm <= largest:  # as in a simulation, whose run would end
+            log.warning(
+                "Round %s: the norm of the model is %.3g, not at most %.3g (the setting diverged); "
+                "averages leave it out.",
+                *(t, norm, largest),
+            )
             return
         if step is not None:
             step = step.to(self._dtype)
@@ -256,9 +267,12 @@ class Averaging:
         double = any(like[name].dtype.itemsize > 4 for name in averaged)
         self._dtype = torch.float64 if double else torch.float32
         averagers = {name: self._for_run(a) for name, a in self.averagers.items()}
+        w = flatten(initial, averaged, self._dtype)
+        norm = _norm(w)
+        self._first_norm = norm if isfinite(norm) else 0.0
         self._averages = Averages(
             averagers,
-            flatten(initial, averaged, self._dtype),
+            w,
             self._layout.mask,
             mapped=self._store if self._settings["window_store"] == "files" else None,
             dtype=torch.bfloat16 if self._settings["store_dtype"] == "bfloat16" else None,
@@ -322,7 +336,10 @@ class Averaging:
         rings: dict[str, Ring] = {}
         content = {
             "identity": self._identity(),
-            "extra": {"strategy": self._strategy.encode(tensors)},
+            "extra": {
+                "strategy": self._strategy.encode(tensors),
+                "first_norm": self._first_norm,
+            },
             "arrays": {"newest": list(self._newest), "averaged": list(self._layout.slices)},
             "averages": self._averages.encode(tensors, rings),
         }
@@ -363,6 +380,7 @@ class Averaging:
         self._lay_out(content["arrays"]["averaged"], self._newest, self._newest)
         assert self._averages is not None
         self._averages.load(content, store, tensor)
+        self._first_norm = extra.get("first_norm", self._first_norm)
         if "strategy" in extra:
             self._strategy.decode(extra["strategy"], tensor)
         log.info("Averages resumed after %s models, from %s.", self.seen, store.folder)
@@ -392,6 +410,10 @@ def check_private_mean(strategy: Any, interface: Interface) -> bool:
             "window, for example WIMA(window=100).",
         )
     return private
+
+
+def _norm(w: Vector) -> float:
+    return float(torch.linalg.vector_norm(w, dtype=torch.float64))  # float32 would overflow
 
 
 def _is_averaged(name: str, array: np.ndarray[Any, Any]) -> bool:
