@@ -84,6 +84,7 @@ class Outside(FedAvg):
 
 def rounds(strategy, nodes, arrays, count):
     """Rounds as `start` counts them; nodes come in an order that depends on the round alone."""
+    strategy.averaging.begin(arrays)
     for t in range(1, count + 1):
         random.seed(strategy.averaging.seen)
         messages = strategy.configure_train(t, arrays, ConfigRecord(), nodes)

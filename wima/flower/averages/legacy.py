@@ -39,6 +39,9 @@ def averaged_legacy(
     models; the metrics of the average are named "wima100/loss" and so on.
     `strategy.averaging.models()` returns the models, and `strategy.averaging.served` is the name of
     the one to serve.
+
+    Differential privacy goes inside, as in `averaged`.  The other way round, the model that follows
+    a round has noise that the average has not, and the run ends.
     """
     check(
         isinstance(strategy, Strategy),
@@ -65,6 +68,18 @@ def _returned(result: tuple[ClientProxy, FitRes]) -> tuple[Parameters, float]:
     return result[1].parameters, result[1].num_examples
 
 
+def _unchanged(averaging: Averaging, t: int, parameters: Parameters) -> None:
+    """Raise if the model after Flower's round t is another one than this strategy has returned."""
+    returned = averaging.returned.get(t)
+    check(
+        returned is None or returned.tensors == parameters.tensors,
+        "averaged_legacy(...) must be the outermost strategy, but its model was changed by another "
+        "one. If that adds noise, averages are made of models without it: write "
+        "averaged_legacy(DifferentialPrivacy...(FedAvg()), ...), not "
+        "DifferentialPrivacy...(averaged_legacy(...)).",
+    )
+
+
 # In the method resolution order, the instance's own class comes next; FedAvg stands in for it.
 if TYPE_CHECKING:
     _Next = FedAvg
@@ -80,6 +95,7 @@ class _Averaged(_Next):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
+        _unchanged(self.averaging, server_round - 1, parameters)
         self.averaging.send(parameters)
         t = self.averaging.round(server_round)
         return super().configure_fit(t, parameters, client_manager)
@@ -94,12 +110,14 @@ class _Averaged(_Next):
         self.averaging.listen(results, _returned)
         parameters, metrics = super().aggregate_fit(t, results, failures)
         if parameters is not None and parameters.tensors:
+            self.averaging.returned = {server_round: parameters}
             self.averaging.add(t, parameters)
         return parameters, metrics
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        _unchanged(self.averaging, server_round, parameters)
         t, evaluated = self.averaging.round(server_round), self.averaging.for_clients(parameters)
         return super().configure_evaluate(t, evaluated, client_manager)
 
@@ -118,6 +136,7 @@ class _Averaged(_Next):
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Scalar]] | None:
+        _unchanged(self.averaging, server_round, parameters)
         plain = super().evaluate(server_round, parameters)
         if plain is None:
             return None

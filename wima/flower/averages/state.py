@@ -123,6 +123,8 @@ class Averaging:
                 f"part={parts[0]!r} needs the names of the last layer's arrays: "
                 "averaged(..., classifier=['fc.weight', 'fc.bias'])."
             )
+        self.begun = False  # whether the rounds to come are those of this strategy's own run
+        self.returned: dict[int, Any] = {}  # Flower's last round -> its model, if that is checked
         self.clients: dict[int, Any] = {}  # round -> model -> metric -> its summary over clients
         self._interface, self._strategy = interface, StrategyState(strategy)
         self.round = self._strategy.round  # from Flower's number of a round to ours
@@ -194,6 +196,7 @@ class Averaging:
         The model shows which arrays are integers, since Flower's means of integers are
         floating-point, and EMA(begin="initial") starts from it.
         """
+        self.begun = True
         if self._rounds is None:
             self._rounds = rounds
         if not self._newest:

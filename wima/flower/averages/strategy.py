@@ -49,8 +49,9 @@ def averaged(
     The instance is modified in place and returned.
 
     Differential privacy goes inside: `averaged(DifferentialPrivacy...(...), ...)` only sees models
-    with noise.  The other way round, averages would be of models without it; a strategy cannot
-    refuse this, because it never learns of its wrapper.
+    with noise.  The other way round, averages would be of models without it: so rounds are refused
+    unless they are those of the strategy's own `start`.  A loop of your own calls
+    `strategy.averaging.begin(initial_arrays)` first.
     """
     check(
         isinstance(strategy, Strategy),
@@ -70,6 +71,18 @@ def _unpack(record: ArrayRecord) -> Arrays:
 
 
 INTERFACE = Interface(_pack, _unpack, strategies, "aggregate_train")
+
+
+def _begun(averaging: Averaging) -> Averaging:
+    """Raise if `start` was not called: then another strategy's was, which wraps this one."""
+    check(
+        averaging.begun,
+        "averaged(...) must be the outermost strategy, but another one calls it. If that adds "
+        "noise, averages would be made of models without it: write "
+        "averaged(DifferentialPrivacy...(FedAvg()), ...), not DifferentialPrivacy...(averaged(...))"
+        ". A loop of your own, without `start`, calls strategy.averaging.begin(initial_arrays).",
+    )
+    return averaging
 
 
 def _innermost(strategy: Strategy, name: str) -> Any:
@@ -103,9 +116,13 @@ class _Averaged(_Next):
         settings = defaults | dict(zip(parameters, args, strict=False)) | kwargs
         if "initial_arrays" in settings:
             averaging.begin(settings["initial_arrays"], settings.get("num_rounds"))
+        averaging.begun = True
         if settings.get("evaluate_fn") is not None:
             settings["evaluate_fn"] = self._evaluates_all(settings["evaluate_fn"])
-        result = inner(**settings)
+        try:
+            result = inner(**settings)
+        finally:
+            averaging.begun = False  # the next rounds may be a wrapper's
         averaging.save()
         if isinstance(result, Result):
             models, served = averaging.models(), averaging.served
@@ -131,7 +148,7 @@ class _Averaged(_Next):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self.averaging.send(arrays)
+        _begun(self.averaging).send(arrays)
         return super().configure_train(self.averaging.round(server_round), arrays, config, grid)
 
     def aggregate_train(
@@ -151,7 +168,7 @@ class _Averaged(_Next):
             key = _innermost(self, "weighted_by_key")
             return models[name], 1.0 if key is None else metrics[0][key]
 
-        t = self.averaging.round(server_round)
+        t = _begun(self.averaging).round(server_round)
         arrays, metrics = super().aggregate_train(t, self.averaging.listen(replies, read))
         if arrays:  # empty if all clients failed
             self.averaging.add(t, arrays)
