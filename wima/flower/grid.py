@@ -55,7 +55,8 @@ class LocalGrid(Grid):
     order of the messages.  So results do not depend on the number of workers.
 
     With one worker, nodes run in this process while messages are sent, and no timeout
-    interrupts them.  workers=None: one per core.
+    interrupts them.  workers=None: one per core.  node_config: what all nodes have in theirs,
+    besides `partition-id` and `num-partitions`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class LocalGrid(Grid):
         workers: int | None = None,
         seed: int = 0,
         run_config: Mapping[str, UserConfigValue] | None = None,
+        node_config: Mapping[str, UserConfigValue] | None = None,
     ) -> None:
         check(isinstance(client_app, ClientApp), f"expected a ClientApp, got {client_app!r:.80}.")
         check_count("nodes", nodes)
@@ -78,6 +80,7 @@ class LocalGrid(Grid):
         self._nodes: dict[int, Node] = {}
         for k, node_id in enumerate(ids):
             config: dict[str, UserConfigValue] = {"partition-id": k, "num-partitions": nodes}
+            config |= node_config or {}
             context = Context(run_id, node_id, config, RecordDict(), dict(run_config or {}))
             self._nodes[node_id] = Node(k, context)
         self._replies: dict[str, Future[Message]] = {}  # by the id of the message

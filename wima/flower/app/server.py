@@ -344,6 +344,13 @@ def simulate(settings: Settings, out: Path, options: Options) -> Run:
 
     check_free(out)
     nodes = build_task(settings).data.num_clients
-    with LocalGrid(client_app, nodes, workers=settings.workers, seed=settings.seed) as grid:
+    grid = LocalGrid(
+        client_app,
+        nodes,
+        workers=settings.workers,
+        seed=settings.seed,
+        node_config={"files": True},  # the nodes are this user's own processes
+    )
+    with grid:
         Federation(settings, out, options).start(grid)
     return read_run(out)
