@@ -19,8 +19,6 @@ def folder_of(path, state, rounds=0, reason=""):
     path.mkdir(parents=True)
     status = {"state": state, "done": rounds, "reason": reason}
     (path / "status.json").write_text(json.dumps(status))
-    (path / "settings.toml").touch()
-    (path / "environment.json").write_text("{}")
     records = [json.dumps({"t": t, "metrics": {}}) + "\n" for t in range(1, rounds + 1)]
     (path / "records.jsonl").write_text("".join([*records, '{"t": 99']))  # the last line is cut off
 

@@ -115,7 +115,7 @@ def with_earlier_epsilon(records: bytes) -> bytes:
     """
     if b'"epsilon"' not in records:
         return records
-    dp = pytest.importorskip("dp_accounting", reason="extra [privacy] is not installed")
+    dp = pytest.importorskip("dp_accounting")
     round_ = dp.SampledWithoutReplacementDpEvent(12, 4, dp.GaussianDpEvent(0.7 / 2))
     one = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     one.compose(round_)

@@ -152,11 +152,11 @@ def test_a_shape_that_does_not_fit_is_refused(name, shape):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ResNet(shortcut="C"), "must be 'A' or 'B', got 'C'"),
+        (lambda: ResNet(shortcut="C"), "must be one of A, B, got 'C'"),
         (lambda: ResNet(groups=3), "groups must divide 16 channels, got 3"),
         (lambda: ResNet(depth=18), "depth must be 8, 14, 20, .*, got 18"),
         (lambda: ResNet(stride=3), "stride must be 1 or 2, got 3"),
-        (lambda: ResNet(init="kaimin"), "did you mean 'kaiming'"),
+        (lambda: ResNet(init="kaimin"), "init must be one of kaiming, haiku, got 'kaimin'"),
         (lambda: FemnistCNN(dropout=(0.5,)), "must be two rates between 0 and 1"),
         (lambda: FemnistCNN(dropout=(0.5, 1.5)), "must be two rates between 0 and 1"),
     ],

@@ -29,14 +29,6 @@ class AdaBest(Algorithm):
     the last visit) - mu * lr * steps, so h_i would grow without bound for clients with many steps.
 
     Varno et al., AdaBest: Minimizing Client Drift in FL (ECCV 2022), Algorithm 1.
-
-    Examples:
-        >>> import torch, wima
-        >>> adabest, w = wima.AdaBest(mu=0.5), torch.zeros(1)
-        >>> visit = wima.Visit(start=w, end=torch.tensor([2.0]), steps=1, lr=0.1, t=0)
-        >>> _, client = adabest.client_finish(visit, adabest.init(w), adabest.client_init(w))
-        >>> client.h  # 0 + mu * (w - y)
-        tensor([-1.])
     """
 
     mu: float = 0.02

@@ -24,13 +24,6 @@ class FedACG(Algorithm):
     Kim et al., Communication-Efficient Federated Learning with Accelerated Client Gradient (CVPR
     2024), Algorithm 1.  The authors' code omits the 1/2 of the proximal term: its beta of 1e-3 is
     2e-3 here.
-
-    Examples:
-        >>> import torch, wima
-        >>> fedacg, w = wima.FedACG(lam=0.5), torch.ones(1)
-        >>> server = fedacg.init(w)._replace(m=torch.tensor([4.0]))
-        >>> fedacg.local(w, server, client=()).start  # w + lam * m
-        tensor([3.])
     """
 
     lam: float = 0.85

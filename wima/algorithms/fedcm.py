@@ -21,14 +21,6 @@ class FedCM(Algorithm):
 
     Xu et al., FedCM: Federated Learning with Client-level Momentum (2021), Algorithm 2.  alpha is
     the weight of the gradient: 0.1 means a momentum of 0.9.  Weight decay is part of the gradient.
-
-    Examples:
-        >>> import torch, wima
-        >>> fedcm, w = wima.FedCM(alpha=0.25), torch.zeros(1)
-        >>> server = fedcm.init(w)._replace(D=torch.tensor([2.0]))
-        >>> problem = fedcm.local(w, server, client=())
-        >>> problem.scale, problem.shift  # alpha, (1 - alpha) * D
-        (0.25, tensor([1.5000]))
     """
 
     alpha: float = 0.1

@@ -21,13 +21,6 @@ class MimeLite(Algorithm):
 
     Karimireddy et al., Mime: Mimicking Centralized Stochastic Algorithms in Federated Learning
     (2020), Algorithm 1 in its Lite form.  Scaled as in FedJAX, see `Mime`.
-
-    Examples:
-        >>> import torch, wima
-        >>> lite, w = wima.MimeLite(momentum=0.5), torch.zeros(1)
-        >>> _, server = lite.server_update(w, w, torch.tensor([2.0]), lite.init(w), fraction=1.0)
-        >>> lite.local(w, server, client=()).shift  # momentum * m
-        tensor([1.])
     """
 
     momentum: float = 0.9

@@ -1,7 +1,5 @@
 """Arguments shared by several commands, and what typer needs for plain help."""
 
-from __future__ import annotations
-
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,9 +55,10 @@ def average(
     check_equal_weights("--shape", shape)
     rule = mean.Window(window) if ema is None else mean.Decay(ema)
     chosen = read.select(files, order, last, every)
-    options: dict[str, Any] = {"part": part or (), "key": key, "force": force}
-    with _bar("averaging") as progress:
-        done = mean.average_files(chosen, out, rule, progress=progress, **options)
+    with _bar("averaging") as bar:
+        done = mean.average_files(
+            chosen, out, rule, part=part or (), key=key, force=force, progress=bar
+        )
     used = done.files
     if ema is None and window > len(used):
         print(f"The window is {window}, but there are only {len(used)} checkpoints: all were used.")

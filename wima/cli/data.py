@@ -1,7 +1,5 @@
 """The commands of `wima data`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated

@@ -18,7 +18,7 @@ from wima.core.signals import Interrupted
 from wima.core.text import cell, command_line, echo
 
 if TYPE_CHECKING:
-    from wima.experiments import plan, sheet as sheets, slurm, sweep as sweeps, tune as trial
+    from wima.experiments import plan, sheet as sheets, sweep as sweeps, tune as trial
 
 Seeds = Annotated[str | None, typer.Option(help="Seeds, for example 0,1,2 or 0-4.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Parallel runs.  [default: one per core]")]
@@ -119,7 +119,8 @@ def sweep(
 
 def execute(sheet: sheets.Sheet, runs: list[plan.Job], folder: Path, how: Execution) -> None:
     """Execute the missing runs of a sheet and show their progress."""
-    from wima.experiments import slurm, sweep as sweeps
+    from wima.core.machine import cores
+    from wima.experiments import sheet as sheets, slurm, sweep as sweeps
 
     options = {name: getattr(how, name) for name in slurm.Resources._fields}
     options = {name: value for name, value in options.items() if value is not None}
@@ -136,7 +137,19 @@ def execute(sheet: sheets.Sheet, runs: list[plan.Job], folder: Path, how: Execut
         if submits and (left := slurm.missing(runs, folder)):
             echo(f"\n{slurm.script(len(left), folder, resources)}")
         return
-    progress = _started(sheet, runs, folder, how, resources)
+    progress: sweeps.Runs
+    if how.watch:
+        check(folder.is_dir(), f"The folder {folder} does not exist; there are no runs to watch.")
+        progress = slurm.RemoteRuns(runs, folder)
+    elif here:
+        progress = sweeps.Sweep(runs, folder, how.jobs or cores())
+        sheets.write_sheet(sheet, folder)
+    else:
+        if left := slurm.missing(runs, folder):
+            slurm.submit(left, folder, resources)
+        sheets.write_sheet(sheet, folder)
+        echo(f"Submitted {len(left)} of {len(runs)} runs. Ctrl-C closes the table, not the jobs.")
+        progress = slurm.RemoteRuns(runs, folder)
     progress.follow()
     again = "The same command resumes the remaining runs."
     if progress.stopping:
@@ -145,32 +158,6 @@ def execute(sheet: sheets.Sheet, runs: list[plan.Job], folder: Path, how: Execut
     if any(state.state not in ("done", "diverged") for state in progress.states):
         raise RunError(f"{progress.summary()}\n{again}")
     echo(f"{progress.summary()}\n`wima report {folder} --out REPORT` shows them.")
-
-
-def _started(
-    sheet: sheets.Sheet,
-    runs: list[plan.Job],
-    folder: Path,
-    how: Execution,
-    resources: slurm.Resources,
-) -> sweeps.Runs:
-    """The sheet's runs: on this machine, submitted to SLURM, or only watched."""
-    from wima.core.machine import cores
-    from wima.experiments import sheet as sheets, slurm, sweep as sweeps
-
-    if how.watch:
-        check(folder.is_dir(), f"The folder {folder} does not exist; there are no runs to watch.")
-        return slurm.RemoteRuns(runs, folder)
-    if not how.slurm:
-        started = sweeps.Sweep(runs, folder, how.jobs or cores())
-        sheets.write_sheet(sheet, folder)
-        return started
-    left = slurm.missing(runs, folder)
-    if left:
-        slurm.submit(left, folder, resources)
-    sheets.write_sheet(sheet, folder)
-    echo(f"Submitted {len(left)} of {len(runs)} runs. Ctrl-C closes the table, not the jobs.")
-    return slurm.RemoteRuns(runs, folder)
 
 
 def tune(

@@ -33,7 +33,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 flower = typer.Typer(help="Run on Flower: see docs/flower.md.", no_args_is_help=True)
 app.add_typer(flower, name="flower")
-for command in (paper, reports.compare, average, advise):
+for command in (paper, reports.report, reports.compare, average, advise):
     app.command()(command)
 app.command(cls=SettingsCommand)(sweep)
 app.command(cls=SettingsCommand)(tune)
@@ -119,9 +119,6 @@ def track(
 
     for line in export(paths, to.split(",")):
         echo(line)
-
-
-app.command()(reports.report)
 
 
 def _kinds(incomplete: str) -> list[str]:

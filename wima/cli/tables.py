@@ -1,10 +1,7 @@
 """The result of a run, and a list of runs, for the terminal."""
 
-from __future__ import annotations
-
 from math import isnan
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -32,9 +29,8 @@ def runs_table(folder: Path) -> Table:
     """The runs in a folder and its subfolders: state, progress and final accuracy."""
     check(folder.is_dir(), f"{folder} is not a folder; expected one that contains run folders.")
     table = Table(title=cell(f"Runs in {folder}: {SCORED}"))
-    for heading in ("run", "state", "rounds", "plain", "best average"):
-        side: Literal["left", "right"] = "left" if heading in ("run", "state") else "right"
-        table.add_column(heading, justify=side, overflow="fold")
+    for number, heading in enumerate(("run", "state", "rounds", "plain", "best average")):
+        table.add_column(heading, justify="left" if number < 2 else "right", overflow="fold")
     for path in run_folders(folder):
         try:
             run = read_run(path)

@@ -24,7 +24,7 @@ from wima.core.signals import ASKED, handled_by
 from wima.experiments.plan import Job
 from wima.experiments.sweep import ENDED, Runs, RunState, end_of, states_of
 from wima.runs.folder import free_path
-from wima.runs.run import read_run
+from wima.runs.run import MALFORMED, rounds_in
 from wima.storage.files import cannot_write, is_running, read_text, replace_text
 
 if TYPE_CHECKING:
@@ -292,14 +292,15 @@ class RemoteRuns(Runs):
         state.state, state.message = "waiting", ""
         if state.path.exists():
             try:
-                run = read_run(state.path)
-                state.state, state.message = run.status["state"], run.status.get("reason", "")
+                # Not `read_run`: there may be hundreds of runs, and settings take a millisecond.
+                status = json.loads(read_text(state.path / "status.json"))
+                state.state, state.message = status["state"], status["reason"]
                 if state.state in ENDED:
-                    state.t = run.status["done"]
+                    state.t = status["done"]
                 elif state.state == "running":
-                    state.count(run.t)
-            except UsageError as error:
-                state.state, state.message = "broken", str(error)
+                    state.count(rounds_in(state.path))
+            except MALFORMED as error:
+                state.state, state.message = "broken", f"{state.path} is damaged: {error}"
                 return
         if has_job and state.state in ("failed", "interrupted"):  # in an earlier job
             state.state, state.message = "waiting", ""

@@ -7,10 +7,16 @@ from typing import Literal
 from torch import nn
 
 from wima.core.errors import check
-from wima.models.cnn import MLP, SIDE, FemnistCNN, LeNet, SmallCNN
-from wima.models.lstm import ShakespeareLSTM
-from wima.models.mobilenet import MobileNetV2, load_imagenet
-from wima.models.resnet import ResNet
+from wima.models.cnn import (
+    MLP as MLP,
+    SIDE,
+    FemnistCNN as FemnistCNN,
+    LeNet as LeNet,
+    SmallCNN as SmallCNN,
+)
+from wima.models.lstm import ShakespeareLSTM as ShakespeareLSTM
+from wima.models.mobilenet import MobileNetV2 as MobileNetV2, load_imagenet as load_imagenet
+from wima.models.resnet import ResNet as ResNet
 
 Shape = tuple[int, ...]
 
@@ -108,15 +114,3 @@ BY_NAME: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mobilenetv2": mobilenetv2,
     "lenet": cifar_lenet,
 }
-
-__all__ = [
-    "BY_NAME",
-    "MLP",
-    "FemnistCNN",
-    "LeNet",
-    "MobileNetV2",
-    "ResNet",
-    "ShakespeareLSTM",
-    "SmallCNN",
-    "load_imagenet",
-]

@@ -7,8 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wima.core.errors import unknown
-
 
 def truncated_normal_(weight: Tensor, sigma: float) -> None:
     """Normal with standard deviation sigma, truncated at ±2 sigma, in place.
@@ -30,22 +28,12 @@ def kaiming_(module: nn.Module) -> None:
 
 @torch.no_grad()
 def _each_layer(module: nn.Module, fill: Callable[[Tensor], object]) -> None:
-    """Fill the weights of all convolutions and linear layers, and zero their biases."""
+    """Fill the weights of convolutions and linear layers; zero their biases.  Norms stay."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             fill(layer.weight)
             if layer.bias is not None:
                 layer.bias.zero_()
-
-
-BY_NAME = {"haiku": haiku_, "kaiming": kaiming_}
-
-
-def initialise_(module: nn.Module, name: str) -> None:
-    """Apply the rule of that name; norm layers keep scale 1 and offset 0."""
-    if name not in BY_NAME:
-        raise unknown("initialisation", name, BY_NAME)
-    BY_NAME[name](module)
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -57,18 +57,15 @@ class MobileNetV2(nn.Module):
         layers.append(conv_norm_relu(inputs, LAST, make_norm))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(LAST, classes))
-        self._initialise()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).mean(dim=(2, 3)))  # type: ignore[no-any-return]
-
-    def _initialise(self) -> None:
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out")
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.01)
                 nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 
 class InvertedResidual(nn.Module):
@@ -109,30 +106,16 @@ def load_imagenet(
     keep their initial values, because batch statistics say nothing about groups within an image.
     classifier: whether to copy the classifier too; by default only with BatchNorm.
     """
-    wanted = _wanted(model, classifier)
-    source = _read(Path(path))
-    _compare(wanted, source, Path(path))
-    with torch.no_grad():
-        for name, tensor in wanted.items():
-            tensor.copy_(source[name])
-    return tuple(wanted)
-
-
-def _wanted(model: MobileNetV2, classifier: bool | None) -> dict[str, Tensor]:
-    """The model's tensors to overwrite."""
     layers = dict(model.named_modules())
     batch = any(isinstance(layer, nn.BatchNorm2d) for layer in layers.values())
 
-    def take(name: str) -> bool:
+    def is_wanted(name: str) -> bool:
         if name.startswith("classifier."):
             return batch if classifier is None else classifier
         return batch or isinstance(layers[name.rpartition(".")[0]], nn.Conv2d)
 
-    return {name: tensor for name, tensor in model.state_dict().items() if take(name)}
-
-
-def _compare(wanted: Mapping[str, Tensor], source: Mapping[str, Tensor], path: Path) -> None:
-    """Raise, naming them, if tensors are missing or have another shape."""
+    wanted = {name: tensor for name, tensor in model.state_dict().items() if is_wanted(name)}
+    source = _read(Path(path))
     missing = [name for name in wanted if name not in source]
     check(not missing, f"{path} has no tensor {_some(missing)}: is it torchvision's MobileNetV2?")
     misshapen = [
@@ -142,6 +125,10 @@ def _compare(wanted: Mapping[str, Tensor], source: Mapping[str, Tensor], path: P
     ]
     hint = " Set classifier=False to keep the model's own." * ("classifier" in str(misshapen))
     check(not misshapen, f"{path} has {_some(misshapen)}.{hint}")
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(source[name])
+    return tuple(wanted)
 
 
 def _some(names: list[str], most: int = 4) -> str:

@@ -5,10 +5,11 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wima.core.errors import check, check_count
-from wima.models.init import channels_last, every_second_pixel, initialise_
+from wima.core.errors import check, check_count, check_one_of
+from wima.models.init import channels_last, every_second_pixel, haiku_, kaiming_
 
 STAGES = 3
+INITIAL = {"kaiming": kaiming_, "haiku": haiku_}
 
 
 class ResNet(nn.Module):
@@ -35,7 +36,16 @@ class ResNet(nn.Module):
         init: Literal["kaiming", "haiku"] = "kaiming",
     ) -> None:
         super().__init__()
-        _check(depth, width, stride, shortcut, groups)
+        check_count("ResNet.width", width)
+        check_count("ResNet.groups", groups)
+        check(
+            depth >= 8 and depth % (2 * STAGES) == 2,
+            f"ResNet.depth must be 8, 14, 20, ... (6n + 2), got {depth}.",
+        )
+        check(stride in (1, 2), f"ResNet.stride must be 1 or 2, got {stride}.")
+        check_one_of("ResNet.shortcut", shortcut, tuple(SHORTCUTS))
+        check_one_of("ResNet.init", init, tuple(INITIAL))
+        check(width % groups == 0, f"ResNet.groups must divide {width} channels, got {groups}.")
         self.conv = conv3x3(channels, width, stride)
         self.norm = nn.GroupNorm(groups, width)
         blocks, inputs = [], width
@@ -45,24 +55,12 @@ class ResNet(nn.Module):
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(inputs, classes)
-        initialise_(self, init)
+        INITIAL[init](self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.conv(channels_last(x))).relu_()
         x = self.blocks(x).mean(dim=(2, 3))
         return self.classifier(x)  # type: ignore[no-any-return]
-
-
-def _check(depth: int, width: int, stride: int, shortcut: str, groups: int) -> None:
-    check_count("ResNet.width", width)
-    check_count("ResNet.groups", groups)
-    check(
-        depth >= 8 and depth % (2 * STAGES) == 2,
-        f"ResNet.depth must be 8, 14, 20, ... (6n + 2), got {depth}.",
-    )
-    check(stride in (1, 2), f"ResNet.stride must be 1 or 2, got {stride}.")
-    check(shortcut in SHORTCUTS, f"ResNet.shortcut must be 'A' or 'B', got {shortcut!r}.")
-    check(width % groups == 0, f"ResNet.groups must divide {width} channels, got {groups}.")
 
 
 class Block(nn.Module):

@@ -4,8 +4,6 @@ A comparison is a table with a row per method and a heading per model, in which 
 chosen entry instead of the plain model of the same row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import isnan, nan
 from pathlib import Path

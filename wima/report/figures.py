@@ -4,8 +4,6 @@ Plain models are thin and solid, averages thick and mostly dashed.  Several seed
 mean with a band; rounds that were seldom evaluated as points on a thin line.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce

@@ -3,8 +3,6 @@
 Whatever cannot be used is listed with the reason.  This module alone knows how runs are read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence

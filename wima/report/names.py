@@ -1,7 +1,5 @@
 """What runs, methods and models are called: short, never the same twice, or as papers print it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Notes for the reader of a table, one sentence each."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from math import isnan

@@ -3,8 +3,6 @@
 The template and files in web/ are joined; the data are embedded as JSON and drawn by web/*.js.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from base64 import b64encode

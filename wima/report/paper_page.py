@@ -4,8 +4,6 @@ The headline is one sentence over all tables.  If the paper has numbers, its gai
 ours at a glance, below a figure; then comes a section for each data set, with its tables and notes.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Numbers are means over seeds; gains over plain are paired by seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import isnan, nan

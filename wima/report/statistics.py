@@ -3,8 +3,6 @@
 A curve is the metric of one model in the evaluated rounds of one run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from math import isnan, nan

@@ -4,8 +4,6 @@ A report's tables compare averages with the plain model of the same place; `wima
 table of methods and models, which it compares with one of its entries.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, product

@@ -1,7 +1,5 @@
 """Tables as Markdown, LaTeX and CSV, and every number as a line of CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

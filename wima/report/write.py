@@ -1,7 +1,5 @@
 """`wima report`: a folder with tables, figures, data and one page, from run folders."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -95,10 +95,7 @@ class Run:
         """The number of completed rounds: that of the last record."""
         if self.path is None:
             return self.records[-1].t if self.records else 0
-        try:
-            return int(json.loads(next(last_lines(self.path / RECORDS), b'{"t": 0}'))["t"])
-        except MALFORMED as error:
-            raise _damaged(self.path, f"in its last line: {_reason(error)}") from None
+        return rounds_in(self.path)
 
     @cached_property
     def curves(self) -> Curves:
@@ -246,6 +243,14 @@ class Run:
     def _repr_html_(self) -> str:
         table = self.summary()._repr_html_() if self.metrics else ""
         return f"<p>{escape(self._headline())}</p>{table}"
+
+
+def rounds_in(path: Path) -> int:
+    """The number of completed rounds in a run folder; only its last record is read."""
+    try:
+        return int(json.loads(next(last_lines(path / RECORDS), b'{"t": 0}'))["t"])
+    except MALFORMED as error:
+        raise _damaged(path, f"in its last line: {_reason(error)}") from None
 
 
 def state_of(run: Run) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil, erfc, exp, expm1, inf, isclose, isfinite, log, log1p, log2, sqrt
+from math import ceil, erfc, exp, expm1, fsum, inf, isclose, isfinite, log, log1p, log2, sqrt
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -145,10 +145,12 @@ class PrivateSum:
 def norm_of(delta: Vector) -> float:
     """The norm of an update, to within half of `ROUNDING`; infinite or NaN if an entry is.
 
-    In float32, the sum of millions of squares loses up to 1 %, and may overflow or underflow.
+    In float32, a sum of millions of squares loses up to 1 %, and squares overflow or underflow: so
+    few are summed at a time, and all in float64 if they are far from 1.
     """
     norm = float(delta.norm())
-    exact = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
+    squares = fsum(float(part.dot(part)) for part in torch.split(delta, 2**14))
+    exact = sqrt(squares) if 1e-20 < squares < 1e30 else float(delta.double().norm())
     return norm if isclose(norm, exact, rel_tol=ROUNDING / 2) else exact
 
 
@@ -156,7 +158,7 @@ BY_NAME: dict[str, type[Gaussian]] = {"gaussian": Gaussian}
 
 
 LEAST, MOST = 0.01, 1000.0  # the range of noise that is accounted for
-COARSE, FINE = 256, 512  # half the points of the grids of privacy losses
+COARSE, FINE = 256, 512  # half the points of the grids of privacy losses, for 500 rounds
 ORDERS = np.geomspace(1e-4, 1e4, 80)  # of moments, in units of 1 / the largest loss
 FFT_ERROR = 1e-15  # of delta, for each round
 SPARE = 1e-4  # the share of delta spared for losses beyond the grid
