@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -60,19 +60,9 @@ class AveragingOptions(TypedDict, total=False):
     diverged: float  # leave out models with more than this times the initial norm, or 1
 
 
-DEFAULTS: dict[str, Any] = {
-    "evaluate_clients_with": "average",
-    "serve": "plain",
-    "metric": "accuracy",
-    "lower_is_better": False,
-    "rounds": None,
-    "classifier": (),
-    "folder": None,
-    "save_every": 1,
-    "window_store": "memory",
-    "store_dtype": "float32",
-    "diverged": 1e4,
-}
+DEFAULTS: dict[str, Any] = {"evaluate_clients_with": "average", "serve": "plain", "rounds": None}
+DEFAULTS |= {"metric": "accuracy", "lower_is_better": False, "classifier": (), "folder": None}
+DEFAULTS |= {"save_every": 1, "window_store": "memory", "store_dtype": "float32", "diverged": 1e4}
 
 
 class Interface(NamedTuple):
@@ -339,10 +329,7 @@ class Averaging:
         rings: dict[str, Ring] = {}
         content = {
             "identity": self._identity(),
-            "extra": {
-                "strategy": self._strategy.encode(tensors),
-                "first_norm": self._first_norm,
-            },
+            "extra": {"strategy": self._strategy.encode(tensors), "first_norm": self._first_norm},
             "arrays": {"newest": list(self._newest), "averaged": list(self._layout.slices)},
             "averages": self._averages.encode(tensors, rings),
         }
@@ -430,16 +417,15 @@ def _is_averaged(name: str, array: np.ndarray[Any, Any]) -> bool:
     return True
 
 
-def _check_same_arrays(
-    t: int, expected: Mapping[str, tuple[int, ...]], got: Mapping[str, tuple[int, ...]]
-) -> None:
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+def _check_same_arrays(t: int, expected: Shapes, got: Shapes) -> None:
     changes = [f"{name!r} is missing" for name in sorted(expected.keys() - got.keys())]
     changes += [f"{name!r} is new" for name in sorted(got.keys() - expected.keys())]
-    changes += [
-        f"{name!r} has shape {got[name]}, before it was {shape}"
-        for name, shape in expected.items()
-        if name in got and got[name] != shape
-    ]
+    for name in expected.keys() & got.keys():
+        if got[name] != expected[name]:
+            changes.append(f"{name!r} has shape {got[name]}, before it was {expected[name]}")
     if changes:
         raise RunError(
             f"Round {t}: the arrays of the model have changed ({', '.join(changes)}); models can "
