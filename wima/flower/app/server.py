@@ -8,8 +8,10 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
+import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -31,15 +33,23 @@ from wima.core.text import echo
 from wima.core.vector import Vector
 from wima.flower.app.client import client_app
 from wima.flower.app.nodes import Nodes, Options
-from wima.flower.app.updates import Rejected, Update, read_update, too_long
 from wima.flower.app.visit import check_known
-from wima.flower.arrays import pack, to_arrays
+from wima.flower.arrays import pack, to_arrays, to_tensors
 from wima.runs import launch
 from wima.runs.build import build_task
 from wima.runs.folder import check_free, default_path
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
-from wima.simulation.round import Engine, RoundState, RunningMean, Setup, Updates, observed, step
+from wima.simulation.round import (
+    Engine,
+    RoundState,
+    RunningMean,
+    Setup,
+    Updates,
+    is_finite,
+    observed,
+    step,
+)
 from wima.simulation.simulate import check_server_rule
 
 log = logging.getLogger(__name__)
@@ -71,6 +81,64 @@ def server_side(complete: Algorithm) -> Algorithm:
             return super().client_finish(visit, server, memory)[0], client
 
     return ServerSide(**vars(complete))
+
+
+class Update(NamedTuple):
+    """What a client sends: vectors by name, and its number of examples."""
+
+    vectors: dict[str, Vector]
+    examples: int
+
+
+class Rejected(ValueError):  # noqa: N818  (it is a finding)
+    """An update that cannot be used; the message says why."""
+
+
+def read_update(reply: Message, sizes: Mapping[str, int]) -> Update:
+    """The update in a reply; raises `Rejected` unless its vectors are finite and match `sizes`."""
+    arrays, visit = (reply.content.get(name) for name in ("update", "visit"))
+    if not isinstance(arrays, ArrayRecord) or not isinstance(visit, MetricRecord):
+        raise Rejected(f"expected records update and visit, got {', '.join(reply.content)}")
+    if set(arrays) != set(sizes):
+        raise Rejected(f"expected arrays {', '.join(sizes)}, got {', '.join(arrays) or 'none'}")
+    try:
+        vectors = to_tensors(arrays)
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        raise Rejected(f"its arrays cannot be read: {error}") from None
+    for name, vector in vectors.items():
+        size = (sizes[name],)
+        if vector.shape != size or vector.dtype != torch.float32:
+            raise Rejected(
+                f"{name} must be float32 of shape {size}, got {vector.dtype} of shape "
+                f"{tuple(vector.shape)}"
+            )
+        if not is_finite(vector):
+            raise Rejected(f"{name} is not finite")
+    examples = visit.get("examples")
+    if type(examples) is not int or examples < 1:
+        raise Rejected(f"expected a number of examples, got {examples!r:.60}")
+    return Update(vectors, examples)
+
+
+def too_long(updates: Mapping[int, Update], model: float, largest: float) -> dict[int, str]:
+    """Clients that sent a vector whose norm is too large, with the reason.
+
+    A norm is too large if it exceeds both `largest` times the median norm of the other clients'
+    vectors of that name and the norm of the model itself (or 1, if that is larger).  With fewer
+    than two other clients, a median means little, and the limit is `largest` times the norm of the
+    model.  So a single huge or tiny update cannot get an honest client rejected.
+    """
+    found: dict[int, str] = {}
+    model = max(1.0, model)
+    for name in {name for update in updates.values() for name in update.vectors}:
+        norms = {i: float(update.vectors[name].norm()) for i, update in updates.items()}
+        for i, norm in norms.items():
+            others = [other for j, other in norms.items() if j != i]
+            few = len(others) < 2
+            limit = largest * model if few else max(largest * median(others), model)
+            if not norm <= limit:
+                found[i] = f"the norm of {name} is {norm:.3g}, more than {limit:.3g}"
+    return found
 
 
 class Visits(NamedTuple):
@@ -188,13 +256,7 @@ class Federation(Strategy, Engine):
             received.add(self._weight(i, update, visits), vectors["delta"], extra, rest)
 
         # The server steps with the means; without any valid update, the model stays as it is.
-        means = received.means(t)
-        if means is None:
-            state = state._replace(client_gradient=None)
-        else:
-            if gradient is not None:
-                means = means._replace(client_gradient=gradient)
-            state = step(setup, state, server, means, t)
+        state = step(setup, state, server, received.means(t), t, gradient)
         return state._replace(excluded=tuple(i for i in cohort if i not in updates))
 
     def _updates(
