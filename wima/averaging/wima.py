@@ -293,15 +293,6 @@ class WIMA(Averager):
     window: W; or a share of the models so far, less than 1, with models kept as sums; or "auto",
     which chooses W in every round, see `AutoWindow`.
     buckets: keep sums instead of models, at most this many of each size; see `BucketedWindow`.
-
-    Examples:
-        >>> import torch, wima
-        >>> from wima.averaging import Averages
-        >>> averages = Averages({"mean": wima.WIMA(window=2)}, w=torch.zeros(1))
-        >>> for value in (1.0, 2.0, 4.0):
-        ...     averages.update(torch.tensor([value]))
-        >>> averages.vectors()["mean"]  # of the last two models
-        tensor([3.])
     """
 
     window: int | float | Literal["auto"] = 100

@@ -324,11 +324,11 @@ def step(
     server: State,
     means: Means | None,
     t: int,
-    gradient: Vector | None = None,
+    full_gradient: Vector | None = None,
 ) -> RoundState:
     """The state after the round: w - ServerOpt(pseudo-gradient); the rest of w as in FedAvg.
 
-    gradient: the cohort's mean full gradient at w, if the algorithm asked for it.
+    full_gradient: the cohort's mean at w, if the algorithm asked for it.
     """
     if means is None:
         return state._replace(client_gradient=None)
@@ -347,7 +347,7 @@ def step(
         server=server,
         opt=opt,
         memory=state.memory,
-        client_gradient=means.client_gradient if gradient is None else gradient,
+        client_gradient=means.client_gradient if full_gradient is None else full_gradient,
         clip=means.clip,
     )
 

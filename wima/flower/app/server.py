@@ -15,7 +15,6 @@ import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
-    ConfigRecordValues,
     Context,
     Message,
     MessageType,
@@ -28,7 +27,7 @@ from safetensors.torch import load_file
 
 from wima.algorithms.base import Algorithm, State, Visit
 from wima.algorithms.traffic import emptied, reads, sends_extra
-from wima.core.errors import RunError, UsageError, check, unknown
+from wima.core.errors import RunError, check, unknown
 from wima.core.text import echo
 from wima.core.vector import Vector
 from wima.flower.app.client import client_app
@@ -40,16 +39,7 @@ from wima.runs.build import build_task
 from wima.runs.folder import check_free, default_path
 from wima.runs.run import Run, read_run
 from wima.runs.settings import Settings, load_settings
-from wima.simulation.round import (
-    Engine,
-    RoundState,
-    RunningMean,
-    Setup,
-    Updates,
-    is_finite,
-    observed,
-    step,
-)
+from wima.simulation.round import Engine, RoundState, RunningMean, Setup, Updates, observed, step
 from wima.simulation.simulate import check_server_rule
 
 log = logging.getLogger(__name__)
@@ -108,11 +98,9 @@ def read_update(reply: Message, sizes: Mapping[str, int]) -> Update:
     for name, vector in vectors.items():
         size = (sizes[name],)
         if vector.shape != size or vector.dtype != torch.float32:
-            raise Rejected(
-                f"{name} must be float32 of shape {size}, got {vector.dtype} of shape "
-                f"{tuple(vector.shape)}"
-            )
-        if not is_finite(vector):
+            got = f"{vector.dtype} of shape {tuple(vector.shape)}"
+            raise Rejected(f"{name} must be float32 of shape {size}, got {got}")
+        if not bool(vector.isfinite().all()):
             raise Rejected(f"{name} is not finite")
     examples = visit.get("examples")
     if type(examples) is not int or examples < 1:
@@ -128,8 +116,7 @@ def too_long(updates: Mapping[int, Update], model: float, largest: float) -> dic
     than two other clients, a median means little, and the limit is `largest` times the norm of the
     model.  So a single huge or tiny update cannot get an honest client rejected.
     """
-    found: dict[int, str] = {}
-    model = max(1.0, model)
+    found, model = dict[int, str](), max(1.0, model)
     for name in {name for update in updates.values() for name in update.vectors}:
         norms = {i: float(update.vectors[name].norm()) for i, update in updates.items()}
         for i, norm in norms.items():
@@ -216,11 +203,11 @@ class Federation(Strategy, Engine):
         here, there = (settings.in_results() for settings in (self.settings, run.settings))
         names = sorted({*here, *there})
         differ = [f"{n}: {there.get(n)!r} there" for n in names if here.get(n) != there.get(n)]
-        if differ:
-            raise UsageError(
-                f"{self.out} contains a run with different settings ({'; '.join(differ)}); set out "
-                "to another folder."
-            )
+        check(
+            not differ,
+            f"{self.out} contains a run with different settings ({'; '.join(differ)}); set out to "
+            "another folder.",
+        )
         check(
             run.status["state"] != "done",
             f"The run in {self.out} is finished; to repeat it, use another folder, for example "
@@ -268,12 +255,11 @@ class Federation(Strategy, Engine):
         """
         t, nodes = visits.t + 1, visits.nodes  # in messages to users, rounds count from 1
         replies, lost = self._nodes.ask(list(self._messages(kind, visits, server)))
-        good: dict[int, Update] = {}
-        bad: dict[int, str] = {}
+        good, bad = dict[int, Update](), dict[int, str]()
         for i, node in nodes.items():
             if node in lost:
-                where = (t, node, i, lost[node])
-                log.warning("Round %d: node %d (client %d) is left out: %s.", *where)
+                where = f"Round {t}: node {node} (client {i})"
+                log.warning("%s is left out: %s.", where, lost[node])
             if node in replies:
                 try:
                     good[i] = read_update(replies[node], sizes)
@@ -293,12 +279,12 @@ class Federation(Strategy, Engine):
         """One message per node of the round; they differ only in client-specific values."""
         state, t, lr, nodes = visits
         model, (server_arrays, text) = to_arrays({"w": state.w}), pack(server)
-        same: dict[str, ConfigRecordValues] = {"t": t, "lr": float(lr), "server": text}
+        same: dict[str, Any] = {"lr": float(lr), "server": text}
         same["settings"] = self.settings.to_toml()
         for i, node in nodes.items():
             counted = state.memory.read(i, state.w[: self.setup.trained]).t
             share = float(self.setup.faults.share(self.setup.seed, t, i))
-            config = ConfigRecord({**same, "counted": counted, "share": share})
+            config = ConfigRecord({**same, "t": t, "counted": counted, "share": share})
             content = RecordDict({"model": model, "server": server_arrays, "round": config})
             yield Message(content, node, kind, group_id=str(t + 1))
 

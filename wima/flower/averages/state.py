@@ -13,24 +13,15 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wima.averaging import SWA, Averager, Averages, named
-from wima.core.errors import (
-    RunError,
-    UsageError,
-    check,
-    check_count,
-    check_one_of,
-    check_rate,
-    check_switch,
-    is_number,
-    unknown,
-)
+from wima.core import errors
+from wima.core.errors import RunError, UsageError, check, is_number, unknown
 from wima.core.statistics import summary
 from wima.core.vector import Layout, Vector
 from wima.flower.arrays import Arrays, flatten, log, preserved, shapes_of
@@ -96,13 +87,12 @@ class Averaging:
             "serve='better' was removed: evaluate the models of result.models on validation data "
             "and take the better one, or choose serve='plain' or 'average'.",
         )
-        for name in ("serve", "evaluate_clients_with"):
-            check_one_of(name, settings[name], ("plain", "average"))
-        check_one_of("window_store", settings["window_store"], ("memory", "files"))
-        check_one_of("store_dtype", settings["store_dtype"], ("float32", "bfloat16"))
-        check_switch("lower_is_better", settings["lower_is_better"])
-        check_count("save_every", settings["save_every"])
-        check_rate("diverged", settings["diverged"])
+        for name in ("serve", "evaluate_clients_with", "window_store", "store_dtype"):
+            allowed = get_args(get_type_hints(AveragingOptions)[name])
+            errors.check_one_of(name, settings[name], allowed)
+        errors.check_switch("lower_is_better", settings["lower_is_better"])
+        errors.check_count("save_every", settings["save_every"])
+        errors.check_rate("diverged", settings["diverged"])
 
         self.averagers = named(averagers)
         self.names = list(self.averagers)  # the first is "the average"
