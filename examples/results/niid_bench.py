@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import wima
-from wima.data.load import opened
+from wima.data.cache import fetch_and_prepare, open_ready, ready
 from wima.data.sets.cifar import CIFAR10
 from wima.data.transform import draw
 from wima.models.init import channels_last
@@ -58,7 +58,9 @@ class Reflected:
 
 def silos(clients=10, alpha=0.5, seed=42):
     """CIFAR-10 on a few clients; alpha = 0: one class each."""
-    arrays, _ = opened(CIFAR10)
+    if not ready("cifar10").is_dir():
+        fetch_and_prepare(CIFAR10)
+    arrays, _ = open_ready("cifar10")
     x, y = arrays["x"], np.asarray(arrays["y"])
     owner = dirichlet(y, clients, alpha, seed) if alpha else y % clients
     train = wima.FederatedData.from_arrays(x, y, owner)

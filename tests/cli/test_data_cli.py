@@ -118,7 +118,7 @@ def test_import_twice_gives_the_new_files(cli, source, cache):
     before = everything(cache)
     femnist_folder(source, {"carl": writer(3)})
     assert cli("import", "femnist", source)[0] == 0
-    assert open_ready("femnist").meta["names"] == ["carl"] and everything(cache) == before
+    assert open_ready("femnist")[1]["names"] == ["carl"] and everything(cache) == before
     assert [path.name for path in (cache / "ready").iterdir()] == ["femnist"]
 
 
@@ -193,7 +193,7 @@ def test_verify_says_how_to_get_what_is_not_there(cli):
 def test_fetch_downloads_checks_and_prepares(cli, publisher, cache):
     code, out, _ = cli("fetch", "femnist")
     assert code == 0 and f"femnist: ready in {cache / 'ready' / 'femnist'}" in out
-    assert open_ready("femnist").meta["names"] == ["anne", "bert"]
+    assert open_ready("femnist")[1]["names"] == ["anne", "bert"]
     assert {p.name: p.read_bytes() for p in (cache / "raw/femnist").iterdir()} == publisher.files
     asked = len(publisher.asked)
     assert cli("fetch", "femnist")[0] == 0 and len(publisher.asked) == asked  # nothing twice

@@ -18,7 +18,7 @@ from wima.data.federated import FederatedData
 from wima.data.files import load_files
 from wima.data.load import load
 from wima.data.manage import show_data
-from wima.data.sets.cifar import CIFAR10, read_cifar10
+from wima.data.sets.cifar import CIFAR10
 from wima.data.sets.femnist import FEMNIST
 from wima.data.split import read_assignment
 
@@ -111,7 +111,7 @@ def test_links_in_an_archive_are_not_followed(tmp_path, kind, target):
         link.type, link.linkname = kind, target
         archive.addfile(link)
     with pytest.raises(UsageError, match=r"no file data_batch_1\.bin in this archive"):
-        read_cifar10(path)
+        CIFAR10.read(path)
 
 
 @pytest.mark.parametrize(

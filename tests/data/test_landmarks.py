@@ -168,7 +168,7 @@ def test_an_unreadable_photograph_stops_the_run_by_name(landmarks, image, damage
         ("test.csv", "image_id,class\nab,3\n", "line 2: bad id 'ab'"),
         ("test.csv", "image_id,class\nffa5,tower\n", "class must be a number"),
         ("test.csv", "image_id,class\nffa5,1.5\n", "class must be a number"),
-        ("test.csv", "image_id,class\nffa5,-1\n", "class must be 0 or more, got -1"),
+        ("test.csv", "image_id,class\nffa5,-1\n", "class must be a number, 0 or more, got '-1'"),
         ("test.csv", f"image_id,class\nffa5,{2**70}\n", "class must be a number"),
     ],
 )

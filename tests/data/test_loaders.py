@@ -16,7 +16,7 @@ from tests.helpers.fedjax_files import FEMNIST_FILES, femnist_folder, write_fedj
 from wima.core.errors import UsageError
 from wima.data.cache import check_raw_data, prepare
 from wima.data.load import load
-from wima.data.sets.cifar import read_cifar10, read_cifar100
+from wima.data.sets.cifar import CIFAR10, CIFAR100
 from wima.data.sets.femnist import FEMNIST, read_femnist
 from wima.data.sets.shakespeare import read_shakespeare, rows
 from wima.data.split import read_assignment
@@ -61,29 +61,29 @@ def cifar_copy(black_cifar, tmp_path):
 def test_a_cifar_file_of_another_size_is_refused_by_name(cifar_copy, size):
     message = rf"data_batch_3.bin must have 30,730,000 bytes, got {size:,}"
     with pytest.raises(UsageError, match=message):
-        read_cifar10(cifar_copy("data_batch_3.bin", size=size))
+        CIFAR10.read(cifar_copy("data_batch_3.bin", size=size))
 
 
 def test_a_missing_cifar_file_is_named(cifar_copy):
     folder = cifar_copy("data_batch_4.bin")
     (folder / "data_batch_4.bin").unlink()
     with pytest.raises(UsageError, match=rf"{folder}: no file data_batch_4.bin in this folder"):
-        read_cifar10(folder)
+        CIFAR10.read(folder)
 
 
 @pytest.mark.parametrize(
-    ("read", "file", "at", "label", "message"),
+    ("dataset", "file", "at", "label", "message"),
     [
-        (read_cifar10, "data_batch_2.bin", 0, 10, r"labels in 0..9, got 10 at index 10000"),
-        (read_cifar10, "test_batch.bin", 1 + PIXELS, 255, r"test.* 0..9, got 255 at index 1"),
-        (read_cifar100, "train.bin", 1, 100, r"labels in 0..99, got 100 at index 0"),
-        (read_cifar100, "train.bin", 0, 20, r"0..19, got 20"),  # the coarse label
+        (CIFAR10, "data_batch_2.bin", 0, 10, r"labels in 0..9, got 10 at index 10000"),
+        (CIFAR10, "test_batch.bin", 1 + PIXELS, 255, r"test.* 0..9, got 255 at index 1"),
+        (CIFAR100, "train.bin", 1, 100, r"labels in 0..99, got 100 at index 0"),
+        (CIFAR100, "train.bin", 0, 20, r"0..19, got 20"),  # the coarse label
     ],
 )
-def test_a_label_that_cannot_be_is_refused(cifar_copy, read, file, at, label, message):
+def test_a_label_that_cannot_be_is_refused(cifar_copy, dataset, file, at, label, message):
     folder = cifar_copy(file, at=at, byte=label)
     with pytest.raises(UsageError, match=rf"{folder}.*{message}"):
-        check_raw_data(read(folder), folder)
+        check_raw_data(dataset.read(folder), folder)
 
 
 def archive(path, names):
@@ -99,20 +99,20 @@ def archive(path, names):
 def test_cifar10_is_read_from_the_publishers_archive(tmp_path):
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
     path = archive(tmp_path / "my-copy.tar.gz", names)
-    pool = read_cifar10(tmp_path)  # the folder that holds the archive
+    pool = CIFAR10.read(tmp_path)  # the folder that holds the archive
     assert (pool.y == 3).all() and len(pool.x) == 50_000 and len(pool.x_test) == 10_000
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(UsageError, match=rf"{path}: truncated, or not a tar archive"):
-        read_cifar10(path)
+    with pytest.raises(UsageError, match=rf"{path}: damaged, or not cifar-10-binary.tar.gz"):
+        prepare(CIFAR10, path)
 
 
 def test_an_archive_without_the_files_is_refused(tmp_path):
     path = archive(tmp_path / "a.tar.gz", ["readme.html"])
     with pytest.raises(UsageError, match=rf"{path}: no file data_batch_1.bin in this archive"):
-        read_cifar10(path)
+        CIFAR10.read(path)
     path.write_text("<html>Not found</html>")
-    with pytest.raises(UsageError, match="not a tar archive"):
-        read_cifar10(path)
+    with pytest.raises(UsageError, match=rf"{path}: damaged, or not cifar-10-binary.tar.gz"):
+        prepare(CIFAR10, path)
 
 
 def test_fedjaxs_writers_come_back_as_they_were_written(tmp_path):

@@ -53,13 +53,13 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cifar10(cache, cifar10_files):
     import_data("cifar10", cifar10_files)
-    return open_ready("cifar10").arrays
+    return open_ready("cifar10")[0]
 
 
 @pytest.fixture(scope="module")
 def cifar100(cache, cifar100_files):
     import_data("cifar100", cifar100_files)
-    return open_ready("cifar100").arrays
+    return open_ready("cifar100")[0]
 
 
 @pytest.fixture(scope="module")

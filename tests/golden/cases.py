@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from wima.core.errors import RunError, UsageError
-from wima.runs.launch import NoProgress, launch
+from wima.runs.launch import Display as NoProgress, launch
 from wima.runs.settings import make_settings
 
 HERE = Path(__file__).parent

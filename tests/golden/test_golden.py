@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from tests.golden import cases
-from wima.runs.launch import NoProgress, resume
+from wima.runs.launch import Display as NoProgress, resume
 from wima.runs.run import read_run
 
 RUNS = json.loads((cases.HERE / "runs.json").read_text())

@@ -10,6 +10,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ class Format(NamedTuple):
 
 
 def _run(folder: Path) -> None:
-    from wima.runs.launch import NoProgress, launch
+    from wima.runs.launch import Display as NoProgress, launch
     from wima.runs.settings import make_settings
 
     launch(make_settings(SMALL), folder / "run", progress=NoProgress)
@@ -266,9 +267,15 @@ def _tar(folder: Path) -> None:
 
 
 def _read_tar(folder: Path) -> None:
-    from wima.data.sets.cifar import member
+    from wima.data.cache import RawData, prepare
+    from wima.data.sets.cifar import CIFAR10, member
 
-    member(folder, "a.bin")
+    def read(source: Path) -> RawData:
+        x = np.frombuffer(member(source, "a.bin"), np.uint8)
+        return RawData(x, np.zeros(len(x), int), x, np.zeros(len(x), int), classes=1)
+
+    with tempfile.TemporaryDirectory(dir=folder) as kept, _cached_in(kept):
+        prepare(replace(CIFAR10, read=read), folder)
 
 
 def _cache(folder: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from tests.helpers.checkpoints import assert_same, load, naive, save
 from wima.core.errors import UsageError
-from wima.model_files import mean as mean_module, read
+from wima.model_files import mean as mean_module, tensors
 from wima.model_files.mean import average_files
 from wima.model_files.read import select
 
@@ -200,9 +200,9 @@ def test_every_array_is_read_once(tmp_path, monkeypatch, save_npz):
     monkeypatch.setattr(mean_module, "GROUP", 2**12)
     x = np.random.default_rng(0).integers(0, 9, 2**16).astype(np.float32)
     save_npz(tmp_path / "a.npz", v=x, w=x)
-    reads, read_array = [], read.npy.read_array
+    reads, read_array = [], tensors.npy.read_array
     count = lambda *given, **how: reads.append(0) or read_array(*given, **how)  # noqa: E731
-    monkeypatch.setattr(read.npy, "read_array", count)
+    monkeypatch.setattr(tensors.npy, "read_array", count)
     average_files([tmp_path / "a.npz"], tmp_path / "mean.npz")
     assert len(reads) == 2
 

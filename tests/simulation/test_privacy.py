@@ -233,20 +233,17 @@ def exact(distance: float, sampling: Sampling, claimed: dict[int, float], delta:
     return {t: loss.self_compose(t).get_epsilon_for_delta(delta) for t in claimed}
 
 
-SETTINGS = [  # cohort, clients, noise, epsilon, rounds, delta
-    (20, 100, 1.0, 8.0, 200, 1e-5),
-    (5, 100, 1.0, 8.0, 200, 1e-5),
-    (5, 100, 1.395, 2.0, 30, 1e-5),
-    (20, 100, 4.0, 3.0, 500, 1e-3),
-    (10, 405, 1.1, 1.0, 1, 1e-5),
-    (50, 405, 2.0, 20.0, 300, 1e-5),
-    (100, 100, 3.0, 5.0, 50, 1e-6),
-    (1, 1000, 0.6, 1.0, 1000, 1e-6),
-    (100, 10_000, 4.0, 0.5, 2000, 1e-7),
-    (30, 60, 10.0, 1.0, 100, 1e-4),
-    (2, 12, 0.5, 4.0, 5, 1e-2),
-    (50, 200, 0.8, 30.0, 20, 1e-8),
-]
+SETTINGS = list(
+    zip(
+        (20, 5, 5, 20, 10, 50, 100, 1, 100, 30, 2, 50),  # cohort
+        (100, 100, 100, 100, 405, 405, 100, 1000, 10000, 60, 12, 200),  # clients
+        (1.0, 1.0, 1.395, 4.0, 1.1, 2.0, 3.0, 0.6, 4.0, 10.0, 0.5, 0.8),  # noise
+        (8.0, 8.0, 2.0, 3.0, 1.0, 20.0, 5.0, 1.0, 0.5, 1.0, 4.0, 30.0),  # epsilon
+        (200, 200, 30, 500, 1, 300, 50, 1000, 2000, 100, 5, 20),  # rounds
+        (1e-5, 1e-5, 1e-5, 1e-3, 1e-5, 1e-5, 1e-6, 1e-6, 1e-7, 1e-4, 1e-2, 1e-8),  # delta
+        strict=True,
+    )
+)
 MECHANISMS = {
     "fixed": lambda noise, epsilon: {"noise": noise},
     "adaptive": lambda noise, epsilon: {"noise": noise, "quantile": 0.5},

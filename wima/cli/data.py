@@ -24,9 +24,10 @@ def list_() -> None:
 @app.command()
 def fetch(name: Name) -> None:
     """Download a data set, check it, and prepare it."""
-    from wima.data.manage import fetch_data
+    from wima.data.cache import fetch_and_prepare
+    from wima.data.load import public
 
-    echo(f"{name}: ready in {fetch_data(name)}")
+    echo(f"{name}: ready in {fetch_and_prepare(public(name))}")
 
 
 @app.command("import")

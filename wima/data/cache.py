@@ -199,19 +199,12 @@ def _write(data: RawData, folder: Path) -> None:
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
 
-class Ready(NamedTuple):
-    """A data set's arrays, mapped from disk."""
-
-    arrays: dict[str, Array]
-    meta: dict[str, Any]
-
-
-def open_ready(name: str) -> Ready:
-    """Map a data set's arrays, read-only."""
+def open_ready(name: str) -> tuple[dict[str, Array], dict[str, Any]]:
+    """A data set's arrays, mapped from disk, and what is known of them."""
     folder = ready(name)
     try:
         meta = read_meta(folder, "classes", "names", "sha256")
-        return Ready({key: open_mapped(folder / f"{key}.npy") for key in meta["sha256"]}, meta)
+        return {key: open_mapped(folder / f"{key}.npy") for key in meta["sha256"]}, meta
     except UsageError as error:
         raise UsageError(
             f"The data cache {folder} is damaged ({error}); remove the folder and try again."

@@ -37,15 +37,6 @@ class FederatedData:
     Two arrays and the offsets of clients work for three clients or a million, and can be mapped
     from disk.  `names` are the clients' names, if they have any.  With `classes`, labels must be in
     0..classes-1; labels mapped from disk are not checked, so that they need not be read.
-
-    Examples:
-        >>> import wima
-        >>> clients = ["north", "south", "north"]
-        >>> data = wima.FederatedData.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 1], clients)
-        >>> data.names.tolist(), data.sizes.tolist()
-        (['north', 'south'], [2, 1])
-        >>> data.client(0)[0].tolist()
-        [[1.0], [3.0]]
     """
 
     x: Array

@@ -19,11 +19,9 @@ def from_hugging_face(
     for column in (client, x, y):
         check(column in names, f"The data set has no column {column!r}; it has {', '.join(names)}.")
     formatted = dataset.with_format("numpy")
-    examples = np.asarray(_column(formatted, x))
+    examples, labels, clients = (_column(formatted, name) for name in (x, y, client))
     if examples.dtype == np.uint8 and examples.ndim >= 3:
         examples = examples[:, None] if examples.ndim == 3 else examples.transpose(0, 3, 1, 2)
-    clients = np.asarray(_column(formatted, client))
-    labels = np.asarray(_column(formatted, y))
     return FederatedData.from_arrays(examples, labels, clients, classes=classes)
 
 

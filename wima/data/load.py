@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wima.core.errors import check, unknown
-from wima.data.cache import DataSet, Ready, fetch_and_prepare, open_ready, ready
+from wima.data.cache import DataSet, fetch_and_prepare, open_ready, ready
 from wima.data.federated import Bundle, FederatedData
 from wima.data.files import load_files
 from wima.data.sets import check_name, is_folder
@@ -60,7 +60,9 @@ def load(
     dataset = PUBLIC[name]
     _check_options(name, options, dataset.transform)
     transform = dataset.transform(**options)
-    arrays, meta = opened(dataset)
+    if not ready(name).is_dir():
+        fetch_and_prepare(dataset)
+    arrays, meta = open_ready(name)
     x, y, classes = arrays["x"], arrays["y"], int(meta["classes"])
     if "offsets" in arrays:
         train = FederatedData(x, y, arrays["offsets"], meta["names"], classes)
@@ -71,11 +73,11 @@ def load(
     return Bundle(train, x_test, y_test, classes, transform, dataset.kind, owners)
 
 
-def opened(dataset: DataSet) -> Ready:
-    """A data set's arrays: from the cache, from downloaded files, or from the network."""
-    if not ready(dataset.name).is_dir():
-        fetch_and_prepare(dataset)
-    return open_ready(dataset.name)
+def public(name: str) -> DataSet:
+    """The public data set of that name."""
+    if name not in PUBLIC:
+        raise unknown("data set with files", name, PUBLIC)
+    return PUBLIC[name]
 
 
 def _check_options(name: str, options: dict[str, Any], function: Callable[..., Any]) -> None:

@@ -6,33 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from wima.core.errors import RunError, UsageError, check, unknown
+from wima.core.errors import RunError, UsageError, check
 from wima.core.text import printable
-from wima.data.cache import (
-    DataSet,
-    cache,
-    fetch_and_prepare,
-    is_intact,
-    open_ready,
-    prepare,
-    raw,
-    ready,
-)
+from wima.data.cache import cache, is_intact, open_ready, prepare, raw, ready
 from wima.data.federated import Array, FederatedData, read_meta
-from wima.data.load import PUBLIC, load
+from wima.data.load import PUBLIC, load, public
 from wima.data.sets import SUMMARIES
 from wima.storage.files import check_picture, save_picture
 
 LINES, TOP = 8, 6  # clients in a table, and labels of each
 CLIENTS, LABELS, NAMES = 100, 100, 20  # of the picture: columns; rows and columns with captions
 COUNTS = 2**27  # numbers in a table of labels per client
-
-
-def public(name: str) -> DataSet:
-    """The public data set of that name."""
-    if name not in PUBLIC:
-        raise unknown("data set with files", name, PUBLIC)
-    return PUBLIC[name]
 
 
 def listing() -> Iterator[str]:
@@ -48,16 +32,11 @@ def _state(name: str) -> tuple[str, str]:
     if name not in PUBLIC or not ready(name).is_dir():
         return ("ready" if name == "digits" else "-"), ""
     try:
-        here = len(open_ready(name).meta["names"] or ())
+        here = len(open_ready(name)[1]["names"] or ())
     except UsageError:
         return "damaged", ""
     part = here < (PUBLIC[name].clients or 0)
     return ("part", f"; here: {here:,} of them") if part else ("ready", "")
-
-
-def fetch_data(name: str) -> Path:
-    """Download, check and read a data set."""
-    return fetch_and_prepare(public(name))
 
 
 def import_data(name: str, path: Path) -> Path:

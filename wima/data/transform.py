@@ -45,8 +45,7 @@ class Images(Transform):
             raise unknown("augmentation", self.augment, AUGMENTS)
 
     def train(self, x: Tensor, address: Address) -> Tensor:
-        augment = AUGMENTS[self.augment]
-        return self.evaluate(x if augment is None else augment(x, address))
+        return self.evaluate(AUGMENTS[self.augment](x, address))
 
     def evaluate(self, x: Tensor) -> Tensor:
         # (x / 255 - mean) / std as one fused multiply-add.
@@ -85,10 +84,10 @@ def _gather(x: Tensor, top: Ints, left: Ints, flip: npt.NDArray[np.bool_]) -> Te
     return torch.gather(padded, 2, index).view(x.shape)
 
 
-AUGMENTS: dict[str, Augment | None] = {
+AUGMENTS: dict[str, Augment] = {
     "each": crop_and_flip,
     "batch": crop_and_flip_alike,
-    "none": None,
+    "none": lambda x, address: x,
 }
 
 

@@ -60,15 +60,12 @@ def default_windows(files: int) -> list[int]:
     return [*(w for w in steps if w < files), files]
 
 
-def default_decays(files: int) -> list[float]:
-    """Decays whose memory, 1 / (1 - decay), is covered by the files."""
-    return [decay for decay in DECAYS if round(1 / (1 - decay)) <= files]
-
-
 def candidates(files: int, windows: str | None, decays: str | None) -> list[Rule]:
     """Plain, then windows and EMAs, from comma-separated lists or the defaults."""
     sizes = default_windows(files) if windows is None else _numbers("--windows", windows, int)
-    rates = default_decays(files) if decays is None else _numbers("--decays", decays, float)
+    # A decay remembers about 1 / (1 - decay) checkpoints; there must be so many.
+    covered = [decay for decay in DECAYS if round(1 / (1 - decay)) <= files]
+    rates = covered if decays is None else _numbers("--decays", decays, float)
     rules: list[Rule] = [Window(1), *map(Window, sizes), *map(Decay, rates)]
     return list(dict.fromkeys(rules))
 
@@ -173,7 +170,7 @@ class Evaluator:
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.metric = metric
-        self._announce: Callable[[str], None] | None = announce
+        self._announce = announce
         self._numbers = _source(text)
 
     def __call__(self, file: Path) -> float:
@@ -191,9 +188,8 @@ class Evaluator:
         shown = f"{self.metric}={value:.5g}" if self.metric else f"{value:.5g}"
         if not isfinite(value):
             raise RunError(f"Read {shown} for {file.name}; expected a finite number.")
-        if self._announce is not None:
-            self._announce(f"Read {shown} for {file.name}")
-            self._announce = None
+        self._announce(f"Read {shown} for {file.name}")
+        self._announce = lambda line: None  # once
         return value
 
 

@@ -14,7 +14,7 @@ import lzma
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,6 @@ CLASSES100 = (
     "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip "
     "turtle wardrobe whale willow_tree wolf woman worm"
 )
-KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz/"
 ARCHIVE = "cifar100.sqlite.lzma"  # TFF's
 
 
@@ -52,14 +51,11 @@ def member(source: Path, name: str) -> bytes:
         archives = sorted(source.glob("*.tar.gz"))
         check(bool(archives), f"{source}: no file {name} in this folder, and no .tar.gz archive.")
         source = archives[0]
-    try:
-        with tarfile.open(source) as archive:
-            for entry in archive:
-                if entry.isreg() and Path(entry.name).name == name:
-                    content = archive.extractfile(entry)
-                    return content.read() if content else b""
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise UsageError(f"{source}: truncated, or not a tar archive: {error}") from None
+    with tarfile.open(source) as archive:
+        for entry in archive:
+            if entry.isreg() and Path(entry.name).name == name:
+                content = archive.extractfile(entry)
+                return content.read() if content else b""
     raise UsageError(f"{source}: no file {name} in this archive.")
 
 
@@ -71,18 +67,13 @@ def records(source: Path, name: str, count: int, labels: int) -> tuple[Array, Ar
     return table[:, :labels].astype(np.int64), table[:, labels:].reshape(count, 3, 32, 32)
 
 
-def read_cifar10(source: Path) -> RawData:
-    """50,000 training and 10,000 test images of 10 classes, in the published order."""
-    parts = [records(source, f"data_batch_{i}.bin", 10_000, 1) for i in range(1, 6)]
+def read_binary(source: Path, train: Sequence[str], test: str, labels: int) -> RawData:
+    """50,000 training and 10,000 test images, in the published order; labels: of each image."""
+    parts = [records(source, name, 50_000 // len(train), labels) for name in train]
     y, x = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    y_test, x_test = records(source, "test_batch.bin", 10_000, 1)
-    return RawData(x, y[:, 0], x_test, y_test[:, 0], 10)
-
-
-def read_cifar100(source: Path) -> RawData:
-    """50,000 training and 10,000 test images of 100 classes in 20 groups."""
-    y, x = records(source, "train.bin", 50_000, 2)
-    y_test, x_test = records(source, "test.bin", 10_000, 2)
+    y_test, x_test = records(source, test, 10_000, labels)
+    if labels == 1:
+        return RawData(x, y[:, 0], x_test, y_test[:, 0], 10)
     most = y[:, 0].max()
     check(most < 20, f"{source}: train.bin: coarse labels must be in 0..19, got {most}.")
     return RawData(x, y[:, 1], x_test, y_test[:, 1], 100, groups=y[:, 0])
@@ -98,11 +89,8 @@ def read_pam(source: Path) -> RawData:
         return _read_tables(source)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "cifar100.sqlite"
-        try:
-            with lzma.open(source) as packed, plain.open("wb") as file:
-                shutil.copyfileobj(packed, file)
-        except (lzma.LZMAError, EOFError) as error:
-            raise UsageError(f"{source}: truncated, or not an lzma file: {error}") from None
+        with lzma.open(source) as packed, plain.open("wb") as file:
+            shutil.copyfileobj(packed, file)
         return _read_tables(plain)
 
 
@@ -166,22 +154,26 @@ def _varints(data: bytes) -> Array:
 cifar10_images = partial(Images, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 cifar100_images = partial(Images, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 
-CIFAR10 = DataSet(
-    "cifar10",
-    (Remote(f"{KRIZHEVSKY}cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
-    read_cifar10,
-    cifar10_images,
-    expects="cifar-10-binary.tar.gz, or a folder with data_batch_1.bin ... test_batch.bin",
-    labels=tuple(CLASSES10.split()),
-)
-CIFAR100 = DataSet(
-    "cifar100",
-    (Remote(f"{KRIZHEVSKY}cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),),
-    read_cifar100,
-    cifar100_images,
-    expects="cifar-100-binary.tar.gz, or a folder with train.bin and test.bin",
-    labels=tuple(CLASSES100.split()),
-)
+
+def _binary(
+    classes: int, md5: str, transform: partial[Images], names: str, train: list[str], test: str
+) -> DataSet:
+    """A data set of the binary version; names of its classes, and the files in its archive."""
+    archive = f"cifar-{classes}-binary.tar.gz"
+    return DataSet(
+        f"cifar{classes}",
+        (Remote(f"https://www.cs.toronto.edu/~kriz/{archive}", f"md5:{md5}"),),
+        partial(read_binary, train=train, test=test, labels=1 if classes == 10 else 2),
+        transform,
+        expects=f"{archive}, or a folder with {train[0]} ... {test}",
+        labels=tuple(names.split()),
+    )
+
+
+BATCHES = [f"data_batch_{i}.bin" for i in range(1, 6)]
+MD5_10, MD5_100 = "c32a1d4ab5d03f1284b67883e8d87530", "03b5dce01913d631647c71ecec9e9cb8"
+CIFAR10 = _binary(10, MD5_10, cifar10_images, CLASSES10, BATCHES, "test_batch.bin")
+CIFAR100 = _binary(100, MD5_100, cifar100_images, CLASSES100, ["train.bin"], "test.bin")
 DIGEST = "sha256:23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939"
 PAM = DataSet(
     "cifar100-pam",

@@ -6,7 +6,6 @@
 4 = (shape, list of byte strings).
 """
 
-import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -26,21 +25,16 @@ ADDRESS = "https://storage.googleapis.com/gresearch/fedjax/"
 def clients(path: Path, *columns: str) -> Iterator[tuple[Any, ...]]:
     """Each client's name and these of its arrays, sorted by name."""
     query = "SELECT client_id, data FROM federated_data ORDER BY 1"
+    problem = "not FedJAX's SQLite file, or damaged"
     try:
         with closing(open_sqlite(path)) as db:
             for client, blob in db.execute(query):
                 name = client.decode() if isinstance(client, bytes) else str(client)
-                try:
-                    data = msgpack.unpackb(zlib.decompress(blob), ext_hook=_array, raw=False)
-                    arrays = [data[column] for column in columns]
-                except Exception as error:  # damaged bytes can raise anything in msgpack and numpy
-                    reason = f"{type(error).__name__}: {error}"
-                    raise UsageError(
-                        f"{path}: the data of client {name} are damaged: {reason}"
-                    ) from None
-                yield name, *arrays
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not FedJAX's SQLite file, or damaged: {error}") from None
+                problem = f"the data of client {name} are damaged"
+                data = msgpack.unpackb(zlib.decompress(blob), ext_hook=_array, raw=False)
+                yield name, *(data[column] for column in columns)
+    except Exception as error:  # damaged bytes can raise anything in msgpack and numpy
+        raise UsageError(f"{path}: {problem}: {type(error).__name__}: {error}") from None
 
 
 def _array(code: int, data: bytes) -> Array | list[bytes]:
