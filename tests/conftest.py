@@ -15,7 +15,7 @@ from typing import Any
 # One thread each: tests run side by side, and small models gain nothing from a second one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What `auto` measures under the load of tests must not be remembered where users' runs look.
+# Tests have a cache of their own.
 os.environ["WIMA_DATA"] = str(Path(tempfile.gettempdir()) / f"wima-tests-{os.getuid()}")
 
 import pytest

@@ -15,7 +15,7 @@ from wima.data.federated import FederatedData, as_tensor, read_rows
 from wima.data.files import load_files
 from wima.data.load import load
 from wima.data.sets.digits import digits
-from wima.simulation.engines.shared import Shared
+from wima.simulation.engines.processes import Shared
 from wima.simulation.local import batches, tensors
 from wima.simulation.options import LocalSGD
 

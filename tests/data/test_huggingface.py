@@ -19,7 +19,7 @@ from wima.data.huggingface import from_hugging_face
 from wima.data.load import load
 from wima.data.manage import import_data
 from wima.models import MLP
-from wima.simulation.engines.shared import Shared
+from wima.simulation.engines.processes import Shared
 
 try:
     import datasets

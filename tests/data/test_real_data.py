@@ -23,7 +23,7 @@ from wima.data.sets.femnist import read_femnist
 from wima.data.split import assign
 from wima.runs.build import build
 from wima.runs.settings import load_settings
-from wima.simulation.engines.shared import Shared
+from wima.simulation.engines.processes import Shared
 from wima.simulation.measures.base import objective
 from wima.simulation.workspace import Batch
 

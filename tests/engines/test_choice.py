@@ -1,8 +1,6 @@
-"""Engine `auto` takes the engine that is fastest here, and remembers what it measured."""
+"""Engine `auto` takes the engine that is fastest here; the next run uses what was measured."""
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import pytest
@@ -21,9 +19,8 @@ LONG = SHORT // COHORT  # rounds
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("WIMA_DATA", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def nothing_measured(monkeypatch):
+    monkeypatch.setattr(choice, "MEASURED", {})
 
 
 def task_of(model=lambda: nn.Linear(5, 3)) -> wima.Task:
@@ -136,14 +133,12 @@ def test_trials_take_at_most_three_seconds_or_two_percent_of_the_run(monkeypatch
     assert faked.now <= max(3, 0.02 * costs[name].total(rounds))
 
 
-def test_what_there_was_no_time_for_is_tried_by_a_longer_run(monkeypatch, own_cache):
+def test_what_there_was_no_time_for_is_tried_by_a_longer_run(monkeypatch):
     costs = {"serial": Cost(0, 0.03), "batched": Cost(1, 0.04), "processes": Cost(2, 0.01)}
     monkeypatch.setattr(choice, "START", 2)
     faked = Faked(monkeypatch, **costs)
     name, why = chosen()
     assert name == "serial" and "no time to try processes" in why
-    (kept,) = json.loads((own_cache / "engines.json").read_text()).values()
-    assert kept["processes"] is None and kept["batched"] == pytest.approx(list(costs["batched"]))
     faked.trials.clear()
     assert ask(rounds=100 * LONG) == "processes"  # and nothing else is measured again
     assert set(faked.measured) == {"processes"}
@@ -208,42 +203,17 @@ def test_full_gradients_count_as_an_epoch_of_steps(monkeypatch):
     assert f"serial {COHORT * LONG * visit / 60:.1f} min" in why
 
 
-def test_costs_are_remembered_until_model_work_machine_or_versions_change(monkeypatch):
+def test_costs_are_remembered_until_model_or_work_change(monkeypatch):
     faked = Faked(monkeypatch, serial=Cost(0, 0.004), batched=Cost(0, 0.001))
     again = [ask(), ask()]
     assert again == ["batched", "batched"] and faked.measured.count("batched") == 1
     ask(task=task_of(lambda: nn.Linear(5, 3, bias=False)))
     ask(batch_size=2)
-    monkeypatch.setattr(torch, "__version__", "99")
-    ask()
-    monkeypatch.setattr(choice, "processor", lambda: "another")
-    ask()
-    assert faked.measured.count("batched") == 5
+    ask(several=False)
+    assert faked.measured.count("batched") == 4
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "[]", "{", '{"k": 3}', "null", '{"k": {"serial": [1, "2"]}}'),
-        '{"k": {"serial": [0, 1e-9], "distributed": null}}',
-    ],
-)
-def test_a_damaged_memory_is_measured_anew(monkeypatch, own_cache, content):
-    own_cache.mkdir()
-    Faked(monkeypatch, serial=Cost(0, 0.004), batched=Cost(0, 0.001))
-    ask()
-    (key,) = json.loads((own_cache / "engines.json").read_text())
-    (own_cache / "engines.json").write_text(content.replace("k", key))
-    assert ask() == "batched"
-
-
-def test_a_cache_that_cannot_be_written_does_not_matter(monkeypatch, own_cache):
-    own_cache.write_text("a file where a folder should be")
-    Faked(monkeypatch, serial=Cost(0, 0.004), batched=Cost(0, 0.001))
-    assert ask() == "batched"
-
-
-def test_the_real_measurement_is_recorded_and_decides(own_cache):
+def test_the_real_measurement_decides():
     task = task_of()
     options = {"rounds": LONG, "clients_per_round": 6, "lr": 0.1, "batch_size": 1, "eval_every": 0}
     with torch.random.fork_rng(devices=[]):
@@ -253,10 +223,9 @@ def test_the_real_measurement_is_recorded_and_decides(own_cache):
             assert engine == simulation.facts()["engine"]
             assert simulation.t == 0 and torch.equal(simulation.w, task.init(0))
         assert torch.equal(torch.get_rng_state(), before)
-    (kept,) = json.loads((own_cache / "engines.json").read_text()).values()
-    costs = {name: cost for name, cost in kept.items() if cost is not None}
-    assert set(costs) >= {"serial", "batched"} and all(c[1] > 0 for c in costs.values())
-    assert engine == min(costs, key=lambda name: Cost(*costs[name]).total(LONG))
+    ((costs, _),) = choice.MEASURED.values()
+    assert set(costs) >= {"serial", "batched"} and all(cost.round > 0 for cost in costs.values())
+    assert engine == min(costs, key=lambda name: costs[name].total(LONG))
 
 
 def test_a_model_that_fails_in_training_is_left_to_the_run_to_report():

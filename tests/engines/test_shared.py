@@ -11,7 +11,7 @@ from torch import nn
 
 import wima
 from wima.core.errors import RunError
-from wima.simulation.engines import shared
+from wima.simulation.engines import processes
 
 LARGE = 3_000_000  # bytes; more than `small_disk` holds
 
@@ -19,7 +19,7 @@ LARGE = 3_000_000  # bytes; more than `small_disk` holds
 @pytest.fixture
 def little_memory(small_disk, tmp_path, monkeypatch):
     """As in a container: little memory to share, and a temporary folder of its own."""
-    monkeypatch.setattr(shared, "MEMORY", str(small_disk))
+    monkeypatch.setattr(processes, "MEMORY", str(small_disk))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     return small_disk
@@ -31,7 +31,7 @@ def used(folder) -> int:
 
 
 def test_what_does_not_fit_into_memory_is_shared_through_a_file(little_memory):
-    arrays = shared.Shared()
+    arrays = processes.Shared()
     small, large = (np.full(n, 7, np.uint8) for n in (10_000, LARGE))
     handles = [arrays.share(array) for array in (small, large)]
     assert 10_000 <= used(little_memory) < LARGE
@@ -40,7 +40,7 @@ def test_what_does_not_fit_into_memory_is_shared_through_a_file(little_memory):
 
 
 def test_space_is_taken_when_it_is_asked_for(little_memory):
-    arrays = shared.Shared()
+    arrays = processes.Shared()
     for _ in range(4):  # three would fill more than there is; none of it is written
         arrays.allocate((500_000,), np.uint8)
     assert used(little_memory) >= 1_000_000
@@ -50,7 +50,7 @@ def test_space_is_taken_when_it_is_asked_for(little_memory):
 
 def test_no_room_anywhere_is_an_error_that_says_so(little_memory, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(little_memory))
-    arrays = shared.Shared()
+    arrays = processes.Shared()
     with pytest.raises(RunError, match=r"file of 3 MB.*No space left.*TMPDIR.*'serial'"):
         arrays.allocate((LARGE,), np.uint8)
 

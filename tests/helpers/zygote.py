@@ -67,7 +67,8 @@ def address() -> str:
 
 
 def _started() -> str:
-    folder = tempfile.mkdtemp(prefix="wima-zygote-")
+    # Not where a test wants temporary files: the path of a socket has at most 107 characters.
+    folder = tempfile.mkdtemp(prefix="wima-zygote-", dir="/tmp")
     path = f"{folder}/socket"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.helpers.zygote", path]

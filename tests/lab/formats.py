@@ -296,19 +296,6 @@ def _open_cache(folder: Path) -> None:
         list(verify_data("femnist"))
 
 
-def _engines(folder: Path) -> None:
-    content = {"key": {"serial": [0.0, 0.1], "batched": [0.2, 0.01], "processes": None}}
-    (folder / "engines.json").write_text(json.dumps(content), encoding="utf-8")
-
-
-def _recall_engines(folder: Path) -> None:
-    from wima.simulation.engines.auto import recall
-
-    with _cached_in(folder):
-        costs = recall("key")
-    min((cost.total(100) for cost in costs.values() if cost is not None), default=None)
-
-
 def _landmarks(folder: Path) -> None:
     rows = "user_id,image_id,class\na,0123,0\nb,0124,1\n", "image_id,class\n0125,1\n"
     with zipfile.ZipFile(folder / "split.zip", "w") as archive:
@@ -351,6 +338,5 @@ FORMATS: dict[str, Format] = {
     "leaf": Format(_leaf, _imported("femnist"), ("train/*",)),
     "archive": Format(_tar, _read_tar, ("a.tar.gz",)),
     "cache": Format(_cache, _open_cache, ("ready/femnist/*",)),
-    "engines": Format(_engines, _recall_engines, ("engines.json",)),
     "landmarks": Format(_landmarks, _read_landmarks, ("split.zip",)),
 }

@@ -8,7 +8,9 @@ will return it, rounded if past models are kept in lower precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,6 +24,7 @@ from wima.storage.segments import Segments
 from wima.storage.states import Json, decode, encode, size
 
 AverageState: TypeAlias = Any
+NAME = re.compile(r"(?!\.)[\w .,:;=+@%~()\[\]-]{1,100}")  # of a file in the run's folder, too
 
 
 class Averager:
@@ -135,6 +138,12 @@ class Averages:
         **ring: Any,
     ) -> None:
         check("plain" not in averagers, "'plain' is reserved for the model without averaging.")
+        for name in averagers:
+            check(
+                isinstance(name, str) and bool(NAME.fullmatch(name)),
+                f"{name!r:.120} cannot name an average: use 1 to 100 letters, digits, spaces and "
+                "any of . _ - + = , : ; @ % ~ ( ) [ ], and do not begin with a dot.",
+            )
         self.averagers = {"plain": Last(), **averagers}
         parts = {a.part for a in averagers.values()} - {"all"}
         if parts and mask is None:
@@ -151,9 +160,10 @@ class Averages:
         that need it; see `Averager.use_gradient`.
         """
         for name, rule in self._rules.items():
-            if rule.needs_gradient and gradient is not None:
-                self.states[name] = rule.use_gradient(self.states[name], gradient)
-            self.states[name] = rule.update(self.states[name], w, self.ring)
+            with _unchanged(name, w, gradient):
+                if rule.needs_gradient and gradient is not None:
+                    self.states[name] = rule.use_gradient(self.states[name], gradient)
+                self.states[name] = rule.update(self.states[name], w, self.ring)
         self.ring.push(w)
 
     def encode(self, tensors: dict[str, Tensor], rings: dict[str, Ring]) -> Json:
@@ -176,7 +186,9 @@ class Averages:
 
     def vector(self, name: str) -> Vector:
         """The named model."""
-        value, part = self._rules[name].value(self.states[name]), self.averagers[name].part
+        part = self.averagers[name].part
+        with _unchanged(name, self.states["plain"]):
+            value = self._rules[name].value(self.states[name])
         if part == "all":
             return value
         return torch.where(self._masks[part], value, self.states["plain"])
@@ -189,6 +201,19 @@ class Averages:
     def vectors(self) -> dict[str, Vector]:
         """All models by name."""
         return {name: self.vector(name) for name in self.averagers}
+
+
+@contextmanager
+def _unchanged(name: str, *watched: Vector | None) -> Iterator[None]:
+    """Raise if the averager writes to these vectors, with which training goes on."""
+    normal = [w for w in watched if w is not None and not w.is_inference()]  # others count nothing
+    before = [w._version for w in normal]
+    yield
+    check(
+        [w._version for w in normal] == before,
+        f"The averager {name!r} changed the model or the gradient in place, which would change "
+        "training: averagers must work on copies (write `state = state + w`, or w.clone()).",
+    )
 
 
 def named(averagers: Averager | Sequence[Averager] | Mapping[str, Averager]) -> dict[str, Averager]:

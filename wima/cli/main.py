@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from wima.cli.average import advise, average
 from wima.cli.data import app as data_app
 from wima.cli.experiments import paper, sweep, tune
 from wima.core.errors import RunError, UsageError
+from wima.core.machine import open_streams
 from wima.core.signals import Interrupted
 from wima.core.text import echo
 from wima.core.version import __version__
@@ -82,13 +85,20 @@ def run(source: Source, overrides: Overrides = None, out: NewFolder = None) -> N
 def resume(
     path: Annotated[Path, Argument(metavar="RUN", help="A run folder.")],
     overrides: Overrides = None,
+    trust: Annotated[
+        bool, Option("--trust", help="Import code that another user's folder names.")
+    ] = False,
 ) -> None:
-    """Resume a run that was interrupted, killed or failed; the result is the same."""
+    """Resume a run that was interrupted, killed or failed; the result is the same.
+
+    Code that the settings name, such as my_file.py:Thing, is imported.
+    """
     from wima.runs import checkpoint, launch, run
 
     changes = overrides or ()
-    if not launch.works_for_rank_0(checkpoint.settings_to_resume(run.read_run(path), changes)):
-        reports.show(launch.resume(path, changes=changes), path)
+    wanted = checkpoint.settings_to_resume(run.read_run(path), changes, trust)
+    if not launch.works_for_rank_0(wanted):
+        reports.show(launch.resume(path, changes=changes, trust=trust), path)
 
 
 @app.command()
@@ -168,10 +178,15 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    open_streams()
+    os.environ["MPLBACKEND"] = "agg"  # we draw into files; a wrong one would fail after all rounds
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt_once)
     try:
-        app(prog_name="wima")
+        try:
+            app(prog_name="wima")
+        finally:
+            sys.stdout.flush()
     except UsageError as error:
         message, code = f"Error: {error}", 2
     except RunError as error:
@@ -180,7 +195,11 @@ def main() -> None:
         message, code = str(error), error.code
     except KeyboardInterrupt:
         message, code = "Interrupted.", 130
+    except OSError as error:  # of standard output, or of the whole system
+        message, code = f"Error: {error.strerror or error}; what is printed may be incomplete.", 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # until Python has ended
-    echo(message, sys.stderr)
+    with contextlib.suppress(OSError):
+        echo(message, sys.stderr)
     sys.exit(code)

@@ -1,10 +1,11 @@
-"""The machine's processor, memory and cores; reserving file space; keeping freed memory."""
+"""The machine's processor, memory and cores; file space, freed memory, standard streams."""
 
 import contextlib
 import ctypes
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
@@ -49,6 +50,22 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 2**25)  # bytes; the maximum that glibc accepts
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def open_streams() -> None:
+    """Open closed standard streams on /dev/null: what is printed must not go into our files.
+
+    Without this, the next file or shared memory to be opened would get their descriptors.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.set_inheritable(number, True)
+    for name in ("stdin", "stdout", "stderr"):  # later: these files must not take their places
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)

@@ -9,11 +9,14 @@ changes the model; `backward()` writes the gradient vector.  Integer buffers are
 cannot be averaged, so they are not part of the vector.
 """
 
+import atexit
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
+from threading import RLock
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -76,16 +79,7 @@ PARTS = ("all", "classifier", "features")
 
 @dataclass(frozen=True)
 class Flat:
-    """A module bound to two flat buffers: `w`, its numbers, and `g`, the gradient.
-
-    Examples:
-        >>> import torch, wima
-        >>> module = torch.nn.Linear(2, 1)
-        >>> flat = wima.Flat(module)
-        >>> _ = flat.w.copy_(torch.tensor([1.0, 2.0, 3.0]))
-        >>> module.weight.tolist(), module.bias.tolist()
-        ([[1.0, 2.0]], [3.0])
-    """
+    """A module bound to two flat buffers: `w`, its numbers, and `g`, the gradient."""
 
     module: nn.Module
     layout: Layout = field(init=False)
@@ -157,21 +151,58 @@ def _classifier(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, p in module.named_parameters() if id(p) in own)
 
 
+_turn = RLock()  # torch's generators and settings, and a task's module, serve all threads
+
+
+def _first_turn() -> None:
+    global _turn
+    _turn = RLock()
+
+
+def _last_turn() -> None:
+    _turn.acquire()
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of the parent's other threads
+    os.register_at_fork(after_in_child=_first_turn)
+
+
+def finish_at_exit() -> None:
+    """Python then ends after the round that a daemon thread computes: torch would abort in it.
+
+    Repeat this after something has been made that is ended at exit, and that rounds need.
+    """
+    atexit.unregister(_last_turn)
+    atexit.register(_last_turn)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Compute with gradients and without autocast, whatever surrounds this; threads take turns."""
+    cast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    with _turn, torch.inference_mode(False), ExitStack() as stack:  # gradients are on again, too
+        for device in cast:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread and flush denormals to zero, as every engine does.
+    """Compute undisturbed, with one thread, and flush denormals to zero, as every engine does.
 
     With several threads, the bits of a sum depend on their number.  Denormals slow some CPUs down
     as training converges (no difference was measured on AMD EPYC).
     """
-    threads, flushed = torch.get_num_threads(), not bool(torch.tensor(1e-40) * 1)
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_flush_denormal(flushed)
+    with undisturbed():
+        flushed = not bool(torch.tensor(1e-40, dtype=torch.float32) * 1)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_flush_denormal(flushed)
 
 
 def vectors(tree: Any) -> Iterator[torch.Tensor]:

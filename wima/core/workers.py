@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 import cloudpickle  # type: ignore[import-untyped]
 
 from wima.core.errors import RunError, UsageError
+from wima.core.machine import open_streams
 
 # Started with -c and the parent's path, so that notebooks and scripts without a main guard work.
 _START = (
@@ -66,12 +67,15 @@ class Worker:
         independent: bool = False,
         quiet: bool = False,
     ) -> None:
-        with contextlib.nullcontext() if independent else _blocked(*_OURS):
+        open_streams()
+        # If it was closed when Python started, its descriptor may be that of any file by now.
+        silent = quiet or sys.__stderr__ is None
+        with contextlib.nullcontext() if independent else _blocked(*_OURS), _refused():
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL if quiet else None,
+                stderr=subprocess.DEVNULL if silent else None,
                 pass_fds=descriptors,
                 env={**os.environ, **({} if independent else _ONE_THREAD)},
                 start_new_session=independent,
@@ -189,6 +193,18 @@ def pickled(what: Any, refused: str) -> bytes:
         return cloudpickle.dumps(what)  # type: ignore[no-any-return]
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UsageError(refused.format(error)) from error
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Say in a sentence why the system starts no process."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"A worker process cannot be started: {error.strerror}. A higher limit (`ulimit -a` "
+            "shows them), fewer workers or engine 'serial' may help."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from wima.core.signals import ASKED, handled_by
 from wima.core.text import cell
 from wima.core.workers import Exited, Worker, end
 from wima.experiments.plan import Job
+from wima.runs.identity import conflicts
 from wima.runs.run import read_run
 from wima.storage.files import is_running
 
@@ -36,6 +37,15 @@ def end_of(path: Path) -> str:
         return str(read_run(path).status["state"]) if path.exists() else ""
     except UsageError:
         return ""
+
+
+def conflicts_in(paths: Iterable[Path]) -> dict[Path, str]:
+    """Runs of other data or code than the newest; see `conflicts`."""
+    runs = []
+    for path in paths:
+        with contextlib.suppress(UsageError):  # missing or damaged
+            runs.append(read_run(path))
+    return conflicts(runs)
 
 
 class RunState:
@@ -84,7 +94,16 @@ def states_of(jobs: Iterable[Job], folder: Path) -> list[RunState]:
     states = [RunState(job, folder) for job in jobs]
     for state in states:
         state.read_folder()
+    mark_conflicts(states)
     return states
+
+
+def mark_conflicts(states: Iterable[RunState]) -> None:
+    """Mark finished runs of other data or code than the newest: one table must not mix them."""
+    ended = {state.path: state for state in states if state.state in ENDED}
+    for path, reason in conflicts_in(ended).items():
+        ended[path].state = "broken"
+        ended[path].message = f"{reason}; remove it, and repeat the command"
 
 
 class Runs(ABC):
@@ -203,6 +222,7 @@ class Sweep(Runs):
                         del self._current[worker]
                         end([worker], patience=None)
                 yield
+        mark_conflicts(self.states)
 
     def _left_to_do(self) -> bool:
         """Whether runs have not ended; those that another process has left are waiting again."""

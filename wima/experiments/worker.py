@@ -44,11 +44,12 @@ def run_or_resume(path: Path, settings: str, display: MakeDisplay) -> tuple[str,
     try:
         if (ended := end_of(path)) in ENDED:
             return ended, ""
+        wanted = make_settings(tomllib.loads(settings))
         if existed:
-            resume(path, display)
+            resume(path, display, names=wanted.own_names())
         else:
             command = ["wima", "run", os.path.relpath(path / "settings.toml")]
-            launch(make_settings(tomllib.loads(settings)), path, display, command)
+            launch(wanted, path, display, command)
     except Locked as reason:
         return ELSEWHERE, str(reason)
     except Interrupted as reason:

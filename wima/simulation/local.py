@@ -39,26 +39,18 @@ class Problem(NamedTuple):
     share: float = 1.0  # of its steps, which the client finishes
     memory: State = ()  # what the client remembers, for `client_finish`; not sent to workers
 
-    def solved(
-        self,
-        steps: int = 0,
-        *,
-        end: Vector | None = None,
-        rest: Vector | None = None,
-        gradient: Vector | None = None,
-        path_gradient: Vector | None = None,
-    ) -> Solved:
-        """Its visit; without training, it ends at w."""
+    def solved(self, steps: int = 0, **vectors: Any) -> Solved:
+        """Its visit, from the vectors of `results`; without training, it ends at w."""
         visit = Visit(
             start=self.w if self.local is None else self.local.start,
-            end=self.w if end is None else end,
+            end=vectors.get("end", self.w),
             steps=steps,
             lr=self.lr,
             t=self.t,
-            gradient=gradient,
-            path_gradient=path_gradient,
+            gradient=vectors.get("gradient"),
+            path_gradient=vectors.get("path_gradient"),
         )
-        return visit, self.w[:0] if rest is None else rest
+        return visit, vectors.get("rest", self.w[:0])
 
     def message(self) -> tuple[dict[str, Any], dict[str, Vector]]:
         """JSON and, by name, the vectors other than w: for a process that has w."""

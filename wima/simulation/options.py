@@ -8,8 +8,10 @@ all of these, so importing this module loads neither NumPy nor torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil, cos, pi
+from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -81,11 +83,8 @@ class RunOptions:
 
     def evaluates(self, t: int) -> bool:
         """Whether models are evaluated after t rounds."""
-        if self.evaluates_clients(t):
-            return True
-        if not self.eval_every:
-            return False
-        return t % self.eval_every == 0 or t > self.rounds - max(1, self.eval_last)
+        every, late = self.eval_every, t > self.rounds - max(1, self.eval_last)
+        return self.evaluates_clients(t) or (every > 0 and (t % every == 0 or late))
 
     def evaluates_clients(self, t: int) -> bool:
         """Whether models are evaluated for each client after t rounds."""
@@ -228,10 +227,12 @@ def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int)
         return COHORTS[given](num_clients, clients_per_round)
 
     def cohort(seed: int, t: int) -> list[int]:
-        drawn = [int(client) for client in given(seed, t)]
+        drawn = list(given(seed, t))
+        with suppress(TypeError):  # from a number that is not whole
+            drawn = [index(client) for client in drawn]
         check(
             0 < len(set(drawn)) == len(drawn) <= clients_per_round
-            and all(0 <= client < num_clients for client in drawn),
+            and all(isinstance(client, int) and 0 <= client < num_clients for client in drawn),
             f"The cohort of round {t} must be 1 to {clients_per_round} different clients in 0 ... "
             f"{num_clients - 1}, got {drawn}.",
         )
@@ -241,11 +242,9 @@ def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int)
 
 
 class Schedule(Protocol):
-    """A factor for each round t = 0 ... rounds - 1."""
+    """A factor of lr for each round t = 0 ... rounds - 1."""
 
-    def factor(self, t: int, rounds: int) -> float:
-        """The factor of lr in round t."""
-        ...
+    def factor(self, t: int, rounds: int) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,12 +288,6 @@ class Cyclic:
     phase "fedsam" counts cycles from round 0, as in the code of Caldarola et al. (2022);
     "izmailov" counts from `start`, as in Izmailov et al. (2018).  A cycle of 1 keeps the rate
     constant.
-
-    Examples:
-        >>> import wima
-        >>> schedule = wima.Cyclic(start=2, cycle=2, low=0.5)
-        >>> [schedule.factor(t, rounds=6) for t in range(6)]
-        [1.0, 1.0, 0.75, 0.5, 0.75, 0.5]
     """
 
     start: float = 0.75  # a round, or a share of all rounds if less than 1

@@ -47,12 +47,6 @@ class Gaussian:
     quantile: clip tracks this quantile of the updates' norms, at `rate`.  A noisy count of the
     updates within clip, shifted by half the number of updates, is then released too; the sum gets
     more noise, so that both together cost what `noise` alone would.
-
-    Examples:
-        >>> import wima
-        >>> privacy = wima.Gaussian(clip=0.5, noise=1.2)
-        >>> privacy.noises(20)  # on the sum, in units of clip, and on the count
-        (1.2, 0.0)
     """
 
     clip: float | None = None
@@ -98,13 +92,6 @@ class Gaussian:
         return (z / sqrt(1 - (z / (2 * s)) ** 2) if z else 0.0), s
 
 
-class Released(NamedTuple):
-    """The outputs of a round that privacy accounts for."""
-
-    delta: Vector
-    clip: float  # of the next round
-
-
 class PrivateSum:
     """The sum of a round's clipped updates, in the order of the cohort.
 
@@ -123,23 +110,19 @@ class PrivateSum:
         if isfinite(norm):
             self._total.add_(delta, alpha=min(1.0, self._clip / norm) if norm else 1.0)
 
-    def release(self, seed: int, t: int) -> Released:
-        """The noisy mean; the noise is a function of (seed, t), so repeated calls agree."""
+    def release(self, seed: int, t: int) -> tuple[Vector, float]:
+        """The noisy mean and the next clip; a function of (seed, t), so repeated calls agree."""
         on_sum, on_count = self._privacy.noises(self._cohort)
         draw = rng("privacy", seed, t)
         noise = torch.from_numpy(draw.standard_normal(len(self._total), dtype="float32"))
-        total = self._total.add(noise.to(self._total), alpha=on_sum * self._clip)
-        return Released(total / self._cohort, self._next_clip(on_count * draw.standard_normal()))
-
-    def _next_clip(self, noise: float) -> float:
-        privacy = self._privacy
-        if privacy.quantile is None:
-            return self._clip
+        mean = self._total.add(noise.to(self._total), alpha=on_sum * self._clip) / self._cohort
+        if self._privacy.quantile is None:
+            return mean, self._clip
         # sum(b - 1/2) / m + 1/2: how many clients took part is private, so m stands for them.
-        within = (self._count + self._cohort / 2 + noise) / self._cohort
+        count = self._count + self._cohort / 2 + on_count * draw.standard_normal()
+        change = -self._privacy.rate * (count / self._cohort - self._privacy.quantile)
         least, most = (log(clip / self._clip) for clip in CLIPS)
-        change = -privacy.rate * (within - privacy.quantile)
-        return self._clip * exp(min(max(change, least), most))
+        return mean, self._clip * exp(min(max(change, least), most))
 
 
 def norm_of(delta: Vector) -> float:
@@ -163,10 +146,7 @@ ORDERS = np.geomspace(1e-4, 1e4, 80)  # of moments, in units of 1 / the largest 
 FFT_ERROR = 1e-15  # of delta, for each round
 SPARE = 1e-4  # the share of delta spared for losses beyond the grid
 DIGITS = 1000  # noise is rounded up to a multiple of 1 / DIGITS
-RELATIONS = {
-    "poisson": "one client more or less",
-    "uniform": "one client in place of another",
-}
+RELATIONS = {"poisson": "one client more or less", "uniform": "one client in place of another"}
 
 
 class Sampling(NamedTuple):
@@ -390,8 +370,26 @@ def accountant_of(
     privacy: Gaussian, task: Task, algorithm: Algorithm, run: RunOptions, cohorts: Cohorts | str
 ) -> PrivacyAccountant:
     """A run's accountant; finds the noise if epsilon is given, raises if it cannot be private."""
-    _check_possible(task, algorithm, run, cohorts)
-    assert not callable(cohorts)
+    name, known = type(algorithm).__name__, algorithms.BY_NAME.values()
+    check(
+        traffic(algorithm).up == 1,
+        f"{name} cannot be private: its clients send more than their update, which would have to "
+        f"be clipped too. {', '.join(k.__name__ for k in known if traffic(k()).up == 1)} can.",
+    )
+    check(
+        task.trained is None or task.layout is None or task.trained == task.layout.size,
+        "A model with running statistics (BatchNorm) cannot be private: they are averaged without "
+        "noise. Use GroupNorm.",
+    )
+    check(
+        run.weighting == "uniform",
+        "privacy needs weighting=uniform: weighted by examples, one client could outweigh all "
+        f"others; got weighting={run.weighting}.",
+    )
+    check(
+        not callable(cohorts),
+        "privacy needs cohorts 'uniform' or 'poisson'; accounting supports no others.",
+    )
     kind: Literal["poisson", "uniform"] = "poisson" if cohorts == "poisson" else "uniform"
     hidden = kind == "poisson" or not remembers(algorithm)
     sampling = Sampling(kind, run.clients_per_round, task.data.num_clients, hidden)
@@ -422,28 +420,3 @@ def least_noise(epsilon: float, delta: float, sampling: Sampling, rounds: int) -
         f"{epsilon:g} at delta = {delta:g}. Raise epsilon, or run fewer rounds.",
     )
     return multiples[found] / DIGITS
-
-
-def _check_possible(
-    task: Task, algorithm: Algorithm, run: RunOptions, cohorts: Cohorts | str
-) -> None:
-    name, known = type(algorithm).__name__, algorithms.BY_NAME.values()
-    check(
-        traffic(algorithm).up == 1,
-        f"{name} cannot be private: its clients send more than their update, which would have to "
-        f"be clipped too. {', '.join(k.__name__ for k in known if traffic(k()).up == 1)} can.",
-    )
-    check(
-        task.trained is None or task.layout is None or task.trained == task.layout.size,
-        "A model with running statistics (BatchNorm) cannot be private: they are averaged without "
-        "noise. Use GroupNorm.",
-    )
-    check(
-        run.weighting == "uniform",
-        "privacy needs weighting=uniform: weighted by examples, one client could outweigh all "
-        f"others; got weighting={run.weighting}.",
-    )
-    check(
-        not callable(cohorts),
-        "privacy needs cohorts 'uniform' or 'poisson'; accounting supports no others.",
-    )

@@ -6,10 +6,10 @@ write to their arguments are reported in the same way.
 
 import torch
 
-from wima.algorithms.base import Local, State, Visit
+from wima.algorithms.base import Local, Visit
 from wima.core.vector import Vector
 from wima.simulation.local import Problem, batches, full_gradient, located, untouched
-from wima.simulation.round import Engine, RoundState, RunningMean
+from wima.simulation.round import Engine, RoundState, RunningMean, check_shape
 
 
 class Reference(Engine):
@@ -19,11 +19,26 @@ class Reference(Engine):
 
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         algorithm, data = self.setup.algorithm, self.setup.task.data
-        w, rest = state.w[: self.setup.trained], state.w[len(state.w[: self.setup.trained]) :]
-        server, observed, full = self._observe(state, t, cohort, lr)
+        w, rest = (
+            state.w[: self.setup.task.trained],
+            state.w[len(state.w[: self.setup.task.trained]) :],
+        )
+        server, training, full = state.server, cohort, None
+        if algorithm.full_gradient == "cohort":  # phase A of MIME: the mean full gradient at w
+            gradients, training = RunningMean(), []
+            for i in cohort:
+                with located(t, "full gradient", i):
+                    gradient = self._full_gradient(state.w, t, i, lr)
+                if self.setup.usable(gradient):
+                    training.append(i)
+                    gradients.add(gradient, self.setup.weight(i))
+            full = gradients.value
+        if full is not None:
+            with located(t, "observe"), untouched(full, server):
+                server = algorithm.observe(full, server)
         deltas, extras, rests, counted = RunningMean(), RunningMean(), RunningMean(), []
         fresh, private = RunningMean(), self.setup.private_sum(state)
-        for i in observed:
+        for i in training:
             weight = self.setup.weight(i)
             with located(t, "client_init", i), untouched(w):
                 client = state.memory.read(i, w)
@@ -60,31 +75,12 @@ class Reference(Engine):
         fraction = clients / data.num_clients
         with located(t, "server_update"), untouched(w, server, delta, extra):
             gradient, server = algorithm.server_update(w, delta, extra, server, fraction)
+            check_shape(gradient, w)
         step, opt = self.setup.server_opt.update(gradient, state.opt)
         w = torch.cat([w - step, rest - moved])
-        own = (fresh.value if full is None else full) if self.setup.wants_client_gradient else None
-        own = delta if private is not None and self.setup.wants_client_gradient else own
+        own = delta if private is not None else fresh.value if full is None else full
+        own = own if self.setup.wants_client_gradient else None
         return RoundState(w, server, opt, state.memory, excluded, own, clip)
-
-    def _observe(
-        self, state: RoundState, t: int, cohort: list[int], lr: float
-    ) -> tuple[State, list[int], Vector | None]:
-        """Phase A of MIME: observe the mean full gradient at w; which clients go on to train."""
-        algorithm = self.setup.algorithm
-        if algorithm.full_gradient != "cohort":
-            return state.server, cohort, None
-        gradients, usable = RunningMean(), []
-        for i in cohort:
-            with located(t, "full gradient", i):
-                gradient = self._full_gradient(state.w, t, i, lr)
-            if self.setup.usable(gradient):
-                usable.append(i)
-                gradients.add(gradient, self.setup.weight(i))
-        mean = gradients.value
-        if mean is None:
-            return state.server, [], None
-        with located(t, "observe"), untouched(mean, state.server):
-            return algorithm.observe(mean, state.server), usable, mean
 
     def _full_gradient(self, w: Vector, t: int, i: int, lr: float) -> Vector:
         problem = Problem(t, i, lr, w, None, full_gradient=True)

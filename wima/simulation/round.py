@@ -16,13 +16,13 @@ import torch
 
 from wima.algorithms.base import Algorithm, Extra, Local, State, Visit
 from wima.algorithms.server_opt import OptState, ServerOpt
-from wima.core.errors import RunError
+from wima.core.errors import RunError, check
 from wima.core.vector import Vector, vectors
 from wima.simulation.clients import ClientMemory
 from wima.simulation.local import Problem, Solved, Solver, located, untouched
 from wima.simulation.measures.job import EvaluationJob
 from wima.simulation.options import Faults, LocalSGD, Weighting
-from wima.simulation.privacy import Gaussian, PrivateSum
+from wima.simulation.privacy import Gaussian, PrivateSum, remembers
 from wima.simulation.task import Task
 
 
@@ -52,11 +52,6 @@ class Setup(NamedTuple):
     privacy: Gaussian | None = None
     cohort: int = 1  # clients per round, on average
 
-    @property
-    def trained(self) -> int | None:
-        """The length of the part of w that algorithms see; the rest is simply averaged."""
-        return self.task.trained
-
     def weight(self, client: int) -> float:
         """The weight of a client's delta, before division by the cohort's sum."""
         return float(self.task.data.size(client)) if self.weighting == "examples" else 1.0
@@ -65,7 +60,7 @@ class Setup(NamedTuple):
         """An empty sum for the round's updates; None without differential privacy."""
         if self.privacy is None or state.clip is None:
             return None
-        return PrivateSum(self.privacy, state.clip, self.cohort, state.w[: self.trained])
+        return PrivateSum(self.privacy, state.clip, self.cohort, state.w[: self.task.trained])
 
     def usable(self, *sent: Any) -> bool:
         """Whether a client's update can be used: with `exclude`, only if all of it is finite."""
@@ -94,9 +89,8 @@ class Engine:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._begun: list[Problem] = []  # the first problems of a round to come
-        hooks, mine = ("client_init", "client_finish"), type(setup.algorithm)
         # Clients without memory that send only their delta all have the same problem.
-        self._alike = all(getattr(mine, hook) is getattr(Algorithm, hook) for hook in hooks)
+        self._alike = not remembers(setup.algorithm)
 
     @cached_property
     def solver(self) -> Solver:
@@ -141,7 +135,7 @@ class Engine:
     def round(self, state: RoundState, t: int, cohort: list[int], lr: float) -> RoundState:
         """The state after round t."""
         setup, server = self.setup, state.server
-        w = state.w[: setup.trained]
+        w = state.w[: setup.task.trained]
         rest = state.w[len(w) :]  # BatchNorm's statistics: no algorithm sees them
 
         # Each client of the cohort gets a problem.  It depends only on the state before the round,
@@ -180,20 +174,14 @@ class Engine:
                     continue
                 included.append(i)
                 state.memory.write(i, memory)  # takes effect when the round has succeeded
-                own = None
-                if setup.wants_client_gradient:
-                    own = client_gradient_of(visit, problem.local)
-                updates.add(setup.weight(i), delta, extra, moved, own)
+                wants = setup.wants_client_gradient
+                own = client_gradient_of(visit, problem.local) if wants else None
+                updates.add(setup.weight(i), delta, extra=extra, rest=moved, client_gradient=own)
             means = updates.means(t)
 
         # The server steps with the means.  Without any usable update, the model stays as it is.
-        if means is None:
-            state = state._replace(client_gradient=None)
-        else:
-            if gradient is not None:
-                means = means._replace(client_gradient=gradient)
-            state = step(setup, state, server, means, t)
-        return state._replace(excluded=tuple(i for i in cohort if i not in included))
+        excluded = tuple(i for i in cohort if i not in included)
+        return step(setup, state, server, means, t, gradient)._replace(excluded=excluded)
 
     def _first_problems(
         self, state: RoundState, t: int, cohort: list[int], lr: float
@@ -208,7 +196,7 @@ class Engine:
     def _problems(
         self, state: RoundState, server: State, t: int, cohort: list[int], lr: float
     ) -> list[Problem]:
-        setup, algorithm, w = self.setup, self.setup.algorithm, state.w[: self.setup.trained]
+        setup, algorithm, w = self.setup, self.setup.algorithm, state.w[: self.setup.task.trained]
         problems, local, memory = [], None, ()
         for i in cohort:
             if local is None or not self._alike:
@@ -275,31 +263,20 @@ class Updates:
 
     def __init__(self, setup: Setup, state: RoundState) -> None:
         self._setup, self._private, self._clients = setup, setup.private_sum(state), 0
-        names = ("delta", "extra", "rest", "client_gradient")
-        self._sums = {name: RunningMean() for name in names}
+        self._sums = {n: RunningMean() for n in ("delta", "extra", "rest", "client_gradient")}
 
-    def add(
-        self,
-        weight: float,
-        delta: Vector,
-        extra: Vector | None,
-        rest: Vector | None = None,
-        client_gradient: Vector | None = None,
-    ) -> None:
-        """Add a client's update.  client_gradient: by default its delta."""
+    def add(self, weight: float, delta: Vector, **sent: Vector | None) -> None:
+        """Add a client's update.  sent: extra, rest, and client_gradient, by default its delta."""
         self._clients += 1
         if self._private is not None:  # then clients send only deltas
             self._private.add(delta)
             return
-        self._sums["delta"].add(delta, weight)
-        if self._setup.wants_client_gradient:
-            own = delta if client_gradient is None else client_gradient
-            self._sums["client_gradient"].add(own, weight)
-        if extra is not None:
-            uniform = self._setup.algorithm.extra_mean == "uniform"
-            self._sums["extra"].add(extra, 1.0 if uniform else weight)
-        if rest is not None:
-            self._sums["rest"].add(rest, weight)
+        if self._setup.wants_client_gradient and sent.get("client_gradient") is None:
+            sent["client_gradient"] = delta
+        for name, vector in {"delta": delta, **sent}.items():
+            uniform = name == "extra" and self._setup.algorithm.extra_mean == "uniform"
+            if vector is not None:
+                self._sums[name].add(vector, 1.0 if uniform else weight)
 
     def means(self, t: int) -> Means | None:
         """None if no client sent anything; privacy conceals this case."""
@@ -307,12 +284,8 @@ class Updates:
             mean, clip = self._private.release(self._setup.seed, t)
             own = mean if self._setup.wants_client_gradient else None
             return Means(delta=mean, clients=self._setup.cohort, client_gradient=own, clip=clip)
-        delta, extra, rest, own = (total.value for total in self._sums.values())
-        if delta is None:
-            return None
-        return Means(
-            delta=delta, clients=self._clients, extra=extra, rest=rest, client_gradient=own
-        )
+        means: dict[str, Any] = {name: total.value for name, total in self._sums.items()}
+        return Means(clients=self._clients, **means) if means["delta"] is not None else None
 
 
 def observed(setup: Setup, server: State, t: int, gradient: Vector | None) -> State:
@@ -323,15 +296,28 @@ def observed(setup: Setup, server: State, t: int, gradient: Vector | None) -> St
         return setup.algorithm.observe(gradient, server)
 
 
-def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -> RoundState:
-    """The state after the round: w - ServerOpt(pseudo-gradient); the rest of w as in FedAvg."""
-    w = state.w[: setup.trained]
+def step(
+    setup: Setup,
+    state: RoundState,
+    server: State,
+    means: Means | None,
+    t: int,
+    full_gradient: Vector | None = None,
+) -> RoundState:
+    """The state after the round: w - ServerOpt(pseudo-gradient); the rest of w as in FedAvg.
+
+    full_gradient: the cohort's mean at w, if the algorithm asked for it.
+    """
+    if means is None:
+        return state._replace(client_gradient=None)
+    w = state.w[: setup.task.trained]
     rest = state.w[len(w) :]
     fraction = means.clients / setup.task.data.num_clients
     with located(t, "server_update"):
         gradient, server = setup.algorithm.server_update(
             w, means.delta, means.extra, server, fraction
         )
+        check_shape(gradient, w)
     change, opt = setup.server_opt.update(gradient, state.opt)
     if means.rest is not None:
         rest = rest - means.rest
@@ -340,7 +326,7 @@ def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -
         server=server,
         opt=opt,
         memory=state.memory,
-        client_gradient=means.client_gradient,
+        client_gradient=means.client_gradient if full_gradient is None else full_gradient,
         clip=means.clip,
     )
 
@@ -348,7 +334,7 @@ def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -
 def first_state(setup: Setup, **storage: Any) -> RoundState:
     """The state before round 0; storage: where clients' memory is kept, see `ClientMemory`."""
     w = setup.task.init(setup.seed)
-    trained = w[: setup.trained]
+    trained = w[: setup.task.trained]
     memory = ClientMemory(setup.algorithm.client_init, **storage)
     with located(0, "init"), untouched(w):
         server = setup.algorithm.init(trained)
@@ -356,6 +342,12 @@ def first_state(setup: Setup, **storage: Any) -> RoundState:
     return RoundState(
         w=w, server=server, opt=setup.server_opt.init(trained), memory=memory, clip=clip
     )
+
+
+def check_shape(vector: Any, like: Vector) -> None:
+    """Raise unless a hook returned a vector that fits the model."""
+    shape = tuple(vector.shape) if isinstance(vector, torch.Tensor) else type(vector).__name__
+    check(shape == tuple(like.shape), f"expected shape {tuple(like.shape)}, got {shape}.")
 
 
 def is_finite(vector: Vector) -> bool:

@@ -4,12 +4,16 @@ for record in simulate(task, FedAvg(), averagers=[WIMA(50)], rounds=200, ...):
     print(record.t, record.metrics)
 """
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
+from threading import Lock
 from typing import Any, Literal, NamedTuple, Never, Self, TypeVar
+
+import torch
 
 from wima import algorithms, averaging
 from wima.algorithms.base import Algorithm
@@ -18,10 +22,10 @@ from wima.algorithms.server_opt import BY_NAME as SERVERS, SGD, Momentum, Server
 from wima.algorithms.traffic import visit_bytes
 from wima.averaging import Averager, Averages, named
 from wima.core.errors import Diverged, RunError, UsageError, check, unknown
-from wima.core.vector import Vector, one_thread
+from wima.core.vector import Vector, finish_at_exit, one_thread, undisturbed
 from wima.simulation.engines.auto import MakeEngine, make_engine
 from wima.simulation.local import located, untouched
-from wima.simulation.measures.base import Measure, Metrics
+from wima.simulation.measures.base import Evaluation, Measure, Metrics
 from wima.simulation.measures.finetune import BY_NAME as FINE_TUNING, FineTune
 from wima.simulation.measures.job import Measures
 from wima.simulation.options import (
@@ -37,7 +41,7 @@ from wima.simulation.options import (
     make_cohorts,
 )
 from wima.simulation.privacy import BY_NAME as PRIVACY, Gaussian, PrivacyAccountant, accountant_of
-from wima.simulation.round import RoundState, Setup, first_state
+from wima.simulation.round import RoundState, Setup, check_shape, first_state
 from wima.simulation.task import Task, data_checksum
 from wima.storage.segments import Storage
 
@@ -63,7 +67,7 @@ class Record(NamedTuple):
 PATIENCE = 3  # consecutive rounds without a usable update that end the run
 
 
-class Simulation:
+class Simulation(Iterator[Record]):
     """An iterator of records that holds the current models: `w`, and `vectors()` by name."""
 
     def __init__(
@@ -83,27 +87,21 @@ class Simulation:
         self.accountant, self.measures = spent, measures
         self._closed, self._schedule, self._cohorts = False, schedule, cohorts
         self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
-        self._unusable = 0  # consecutive rounds without a usable update
+        self.unusable = 0  # consecutive rounds without a usable update
         self.store = storage.store
         self.state: RoundState = first_state(setup, store=self.store, budget=storage.client_bytes)
         self._largest_norm = options.diverged * max(1.0, _norm(self.state.w))
         layout = setup.task.layout
         ring = {"mapped": self.store if storage.mapped_window else None, "dtype": storage.dtype}
         self.watch = Averages(averagers, self.state.w, layout.mask if layout else None, **ring)
-        self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.trained)
+        self._visit_bytes = visit_bytes(setup.algorithm, self.state.w, setup.task.trained)
         models = len(self.watch.averagers)
         self._engine = make(setup) if make else make_engine(options, setup, self.state.w, models)
+        self._process, self._running = os.getpid(), Lock()
+        finish_at_exit()
+        self.engine = self._engine.name  # that runs the rounds
         self.why = self._engine.why  # the reason why `auto` chose it; empty without `auto`
-
-    @property
-    def engine(self) -> str:
-        """The engine that runs the rounds."""
-        return self._engine.name
-
-    @property
-    def is_worker_rank(self) -> bool:
-        """Whether this process only works for another that runs the rounds."""
-        return self._engine.is_worker_rank
+        self.is_worker_rank = self._engine.is_worker_rank  # another process runs the rounds
 
     def facts(self) -> dict[str, Any]:
         """Facts about the run, besides its settings, to be recorded."""
@@ -115,6 +113,33 @@ class Simulation:
             "data_checksum": self._data_checksum,
             "directions": self.measures.better,
             **({"noise": noise} if noise is not None else {}),
+        }
+
+    def parts(self) -> dict[str, Any]:
+        """The objects that determine the numbers, by name; "start": only the first model."""
+        setup, task = self.setup, self.setup.task
+        space, evaluation = task.workspace, task.evaluate
+        made = evaluation if isinstance(evaluation, Evaluation) else None
+        return {
+            "start": space.factory if space else task.init,
+            "model": space.module_at(space.w) if space else None,
+            "layout": {n: list(shape) for n, shape in task.layout.shapes.items()}
+            if task.layout
+            else task.trained,
+            "loss": space.loss if space else task.gradient,
+            "transform": space.transform if space else None,
+            "metrics": made.metrics.functions if made else evaluation,
+            "measures": made.measures if made else None,
+            "examples": (made.batch_size, made.owners, made.pooled) if made else None,
+            "algorithm": setup.algorithm,
+            "server": setup.server_opt,
+            "schedule": self._schedule,
+            "cohorts": self._cohorts,
+            "faults": setup.faults,
+            "privacy": setup.privacy,
+            "finetune": self.measures.finetune,
+            "averagers": self.watch.averagers,
+            "past models": self.watch.ring.dtype,
         }
 
     @cached_property
@@ -130,22 +155,29 @@ class Simulation:
         """The models to evaluate and serve: "plain" and every average."""
         return self.watch.vectors()
 
-    def __iter__(self) -> Iterator[Record]:
-        return self
-
     def __next__(self) -> Record:
-        if self.t == self.rounds or (not self._closed and self._engine.serve()):
-            self.close()
-            raise StopIteration
-        if self._closed:
-            raise RunError(f"The simulation was closed after {self.t} of {self.rounds} rounds.")
+        check(
+            self._process == os.getpid() or self.engine not in ("processes", "distributed"),
+            f"This simulation was made by process {self._process}, to which its workers belong: "
+            "after a fork, make another one, or use engine 'serial'.",
+        )
+        check(
+            self._running.acquire(blocking=False),
+            f"round {self.t + 1} of this simulation is already running, in a thread or a hook.",
+        )
         try:
+            if self.t == self.rounds or (not self._closed and self._engine.serve()):
+                raise StopIteration
+            if self._closed:
+                raise RunError(f"The simulation was closed after {self.t} of {self.rounds} rounds.")
             with one_thread():
                 return self._round()
         except BaseException:
             self.state.memory.discard()
             self.close()
             raise
+        finally:
+            self._running.release()
 
     def _round(self) -> Record:
         begin, t, lr = time.perf_counter(), self.t, self._lr(self.t)
@@ -160,9 +192,9 @@ class Simulation:
         # Averages watch: they get the new model and never change it.
         self.watch.update(self._served(), state.client_gradient)
         # While workers evaluate, those that have finished start on the next round.
-        if self.measures.due(t + 1, self.options):
+        if self.measures.due(t + 1):
             self._begin(t + 1)
-        entries = self.measures.after(t + 1, self.options, self._engine.evaluate, self.vectors)
+        entries = self.measures.after(t + 1, self._engine.evaluate, self.vectors)
         self.t, self.between_rounds = t + 1, True
         sent, spent = self._visit_bytes, {}
         if self.accountant is not None and state.clip is not None:
@@ -194,9 +226,10 @@ class Simulation:
             return self.state._replace(excluded=(), client_gradient=None)
         state = self._engine.round(self.state, t, cohort, lr)
         unusable = bool(cohort) and len(state.excluded) == len(cohort)
-        self._unusable = self._unusable + 1 if unusable else 0
-        if self._unusable == PATIENCE:
+        count = self.unusable + 1 if unusable else 0
+        if count == PATIENCE:  # not counted in the checkpoint: resuming repeats this round
             raise RunError(f"No client sent a usable update in {PATIENCE} consecutive rounds.")
+        self.unusable = count
         norm = _norm(state.w)
         if not norm <= self._largest_norm:
             raise Diverged(
@@ -222,12 +255,10 @@ class Simulation:
 
     def _served(self) -> Vector:
         """The model to evaluate and average; for most algorithms w itself."""
-        w, trained = self.state.w, self.setup.trained
+        w, trained = self.state.w, self.setup.task.trained
         with located(self.t, "served"), untouched(w, self.state.server):
             served = self.setup.algorithm.served(w[:trained], self.state.server)
-            expected = w[:trained].shape
-            if served.shape != expected:
-                raise UsageError(f"expected shape {expected}, got {served.shape}.")
+            check_shape(served, w[:trained])
         if served.data_ptr() == w.data_ptr():
             return w
         joined = w.clone()
@@ -261,10 +292,19 @@ def check_parts(arguments: Mapping[str, Any]) -> None:
     )
     for name, (kind, registry) in KINDS.items():
         given = arguments.get(name)
-        for thing in _listed(given) if name == "averagers" else [given]:
-            if thing is not None and not _fits(thing, kind):
-                advice = _instead(thing, registry)
-                raise UsageError(f"{name} cannot be {thing!r:.80}; give {advice}.")
+        things: Iterable[Any] = [given]
+        if name == "averagers" and isinstance(given, Iterable) and not isinstance(given, str):
+            things = given.values() if isinstance(given, Mapping) else given
+        for thing in things:
+            if isinstance(kind, type):
+                fits = isinstance(thing, kind)
+            else:
+                methods = [getattr(thing, method, None) for method in kind]
+                fits = not isinstance(thing, type) and all(map(callable, methods))
+            if thing is not None and not fits:
+                raise UsageError(
+                    f"{name} cannot be {thing!r:.80}; give {_instead(thing, registry)}."
+                )
     measures = arguments.get("measures") or ()
     check(
         isinstance(measures, list | tuple) and all(isinstance(m, Measure) for m in measures),
@@ -283,13 +323,6 @@ KINDS: dict[str, tuple[type[Any] | tuple[str, ...], Mapping[str, type[Any]]]] = 
 }
 
 
-def _fits(thing: Any, kind: type[Any] | tuple[str, ...]) -> bool:
-    if isinstance(kind, type):
-        return isinstance(thing, kind)
-    methods = [getattr(thing, method, None) for method in kind]
-    return not isinstance(thing, type) and all(map(callable, methods))
-
-
 def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) -> None:
     """FedDyn, AdaBest and FedACG have their own server step; adding an optimizer is a mistake."""
     name = type(algorithm).__name__
@@ -298,13 +331,6 @@ def check_server_rule(algorithm: Algorithm, server_opt: ServerOpt, stack: bool) 
         f"{name} has its own server rule, so server must be SGD with lr 1 and no momentum, "
         f"got {server_opt}; set stack_server to apply it to {name}'s pseudo-gradient anyway.",
     )
-
-
-def _listed(averagers: Any) -> Iterable[Any]:
-    if isinstance(averagers, Mapping):
-        return averagers.values()
-    one = isinstance(averagers, str) or not isinstance(averagers, Iterable)
-    return [averagers] if one else averagers
 
 
 def _instead(given: Any, registry: Mapping[str, type[Any]]) -> str:
@@ -317,6 +343,7 @@ def _instead(given: Any, registry: Mapping[str, type[Any]]) -> str:
     return f"an object such as wima.{next(iter(registry.values())).__name__}()"
 
 
+@undisturbed()
 def simulate(
     task: Task,
     algorithm: Algorithm | None = None,
@@ -375,11 +402,16 @@ def simulate(
     check_names(arguments, wrong)
     run, sgd = options_of(RunOptions, arguments), options_of(LocalSGD, arguments)
     check_parts(arguments)
+    space, dtype = task.workspace, torch.get_default_dtype()
+    check(
+        space is None or space.default == dtype,
+        f"torch's default dtype is {dtype}, but the task was made with {space and space.default}.",
+    )
     cohorts = cohorts or "uniform"
     draw = make_cohorts(cohorts, task.data.num_clients, run.clients_per_round)
     algorithm, server_opt = algorithm or FedAvg(), server_opt or SGD()
     check_server_rule(algorithm, server_opt, run.stack_server)
-    schedule = schedule or Constant()
+    schedule, storage = schedule or Constant(), storage or Storage()
     schedule.factor(0, run.rounds)  # raises now if the schedule does not fit the run
     watched = {name: a.for_run(run.rounds) for name, a in named(averagers).items()}
     check(
@@ -405,7 +437,6 @@ def simulate(
         privacy=spent.privacy if spent else None,
         cohort=run.clients_per_round,
     )
-    storage = storage or Storage()
     return Simulation(setup, run, watched, measured, schedule, draw, spent, storage, make)
 
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wima.core.errors import RunError, UsageError, check
-from wima.core.vector import Flat, Layout, Vector
-from wima.data.federated import FederatedData, as_array, as_tensor, hold_out, release
+from wima.core.vector import Flat, Layout, Vector, undisturbed
+from wima.data.federated import Array, FederatedData, as_array, as_tensor, hold_out, release
 from wima.data.transform import Transform
 from wima.simulation.measures.base import Evaluation, Metric, Metrics, accuracy
 from wima.simulation.workspace import Batch, Loss, Workspace, seeded
@@ -28,19 +28,6 @@ class Task(NamedTuple):
     gradient(w, batch): the gradient of the mean loss with respect to the trained part of w (its
     first `trained` entries; by default all).  The rest (BatchNorm statistics) is updated in place,
     as in training.
-
-    Examples:
-        >>> import torch, wima
-        >>> data = wima.FederatedData.from_arrays([[1.0], [3.0]], y=[0, 0], clients=[0, 1])
-        >>> task = wima.Task(  # f_i(w) = |w - x_i|^2 / 2
-        ...     data,
-        ...     init=lambda seed: torch.zeros(1),
-        ...     gradient=lambda w, batch: w - batch.x.float().mean(0),
-        ...     evaluate=lambda w: {"w": w.item()},
-        ... )
-        >>> options = {"clients_per_round": 2, "lr": 0.5, "batch_size": "full", "engine": "serial"}
-        >>> wima.run(task, rounds=2, **options).curve("plain", "w")  # half-way to 2 each time
-        ([1, 2], [1.0, 1.5])
     """
 
     data: FederatedData
@@ -52,6 +39,7 @@ class Task(NamedTuple):
     workspace: Workspace | None = None  # the fast path: see `Workspace`
 
 
+@undisturbed()
 def make_task(
     model: nn.Module | Callable[[], nn.Module],
     data: FederatedData,
@@ -154,9 +142,14 @@ def data_checksum(task: Task) -> str:
     if isinstance(task.evaluate, Evaluation):
         arrays += [task.evaluate.x.cpu().numpy(), task.evaluate.y.cpu().numpy()]
     for array in arrays:
-        rows = len(array) * SAMPLE // max(SAMPLE, array.nbytes)
-        places = np.linspace(0, len(array) - 1, rows).astype(np.int64)
-        sample = array if rows == len(array) else array[places]
-        total.update(f"{array.dtype} {array.shape}".encode())
-        total.update(np.ascontiguousarray(sample).tobytes())
+        add_array(total, array)
     return total.hexdigest()[:16]
+
+
+def add_array(total: Any, array: Array) -> None:
+    """Add an array, or evenly spaced rows of a large one, to a checksum."""
+    rows = len(array) * SAMPLE // max(SAMPLE, array.nbytes)
+    places = np.linspace(0, len(array) - 1, rows).astype(np.int64)
+    sample = array if rows == len(array) else array[places]
+    total.update(f"{array.dtype} {array.shape}".encode())
+    total.update(np.ascontiguousarray(sample).tobytes())

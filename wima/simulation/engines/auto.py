@@ -1,39 +1,26 @@
-"""Engine `auto`: the fastest for this model on this machine, measured once and remembered.
+"""Engine `auto`: the fastest for this model on this machine, measured before the first round.
 
-Trials take at most 3 s or 2 % of the run, whichever is more: the cheapest one comes first and shows
-how long the run will be.  A trial that would not fit into the remaining time is left to a longer
-run.
-
-So `auto` may choose different engines on different machines; the record of a run names its engine.
-`serial` and `processes` give the same bytes, `batched` the same up to rounding.
+The cheapest trial comes first and shows how long the run will be, and thus how long trials may
+take.  What was measured is kept for the next runs of this process, as in a sweep.
 """
 
-import hashlib
-import json
-import platform
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
 from time import perf_counter as clock
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import torch
-
-from wima.core.errors import RunError, UsageError, is_number, unknown
-from wima.core.machine import cores, processor
+from wima.core.errors import RunError, UsageError, unknown
+from wima.core.machine import cores
 from wima.core.vector import Vector, one_thread
-from wima.core.version import __version__
-from wima.data.cache import cache
 from wima.simulation.engines import NAMES
 from wima.simulation.engines.processes import Processes
 from wima.simulation.options import RunOptions
 from wima.simulation.reference import Reference
 from wima.simulation.round import Engine, Serial, Setup, first_state
-from wima.storage.files import read_text, replace_text
 
 Make: TypeAlias = Callable[[str, Setup], Engine]
-MEASURED = ("serial", "batched", "processes")
 SHORT = 2000  # steps of all clients in all rounds; for fewer, measuring takes longer than the run
 SLOW_STEP = 0.005  # seconds; above, arithmetic outweighs Python, and `batched` saves nothing
 SHORT_ROUND = 0.02  # seconds; below, messages to workers cost more than a second core gains
@@ -54,6 +41,10 @@ class Cost(NamedTuple):
         return self.startup + rounds * self.round
 
 
+# The engines' costs for a model and its work, and the engines that there was no time to try.
+MEASURED: dict[str, tuple[dict[str, Cost], list[str]]] = {}
+
+
 def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) -> tuple[str, str]:
     """The fastest engine for this number of rounds, and why; several: processes are allowed."""
     sgd, mean = setup.sgd, setup.task.data.num_examples / setup.task.data.num_clients
@@ -63,30 +54,22 @@ def choose(make: Make, setup: Setup, cohort: int, rounds: int, several: bool) ->
         return "serial", "the only one for a task made of functions"
     if rounds * cohort * steps < SHORT:
         return "serial", f"fewer than {SHORT:,} client steps, not worth a trial"
-    key, begin = fingerprint(setup, cohort, steps, several), clock()
-    known = recall(key)
-    trials = Trials(
-        make=make,
-        setup=setup,
-        cohort=cohort,
-        steps=steps,
-        full_gradient=mean / size if setup.algorithm.full_gradient != "none" else 0.0,
-        rounds=rounds,
-        several=several,
-        costs={name: cost for name, cost in known.items() if cost is not None},
-        postponed=[name for name, cost in known.items() if cost is None],
-    )
+    data, layout, begin = setup.task.data, setup.task.layout, clock()
+    model = (str(setup.task.workspace.module), layout and layout.shapes)
+    work = (data.x.shape[1:], data.x.dtype, sgd, setup.algorithm, cohort, steps, several)
+    costs, postponed = MEASURED.setdefault(repr((model, work)), ({}, []))
+    trials = Trials(make, setup, costs, rounds, cohort, steps)
+    if setup.algorithm.full_gradient != "none":
+        trials.full_gradient = mean / size
     try:
-        trials.run()
+        trials.run(postponed, several)
     except RunError:
+        costs.clear()
         return "serial", "a trial failed"  # the run itself will report what is wrong
-    took = "measured before"
-    if trials.ran:
-        remember(key, {**trials.costs, **dict.fromkeys(trials.postponed)})
-        took = f"trials took {_in_words(clock() - begin)}"
-    if trials.postponed:
-        took += f"; no time to try {', '.join(trials.postponed)}"
-    totals = {name: cost.total(rounds) for name, cost in trials.costs.items()}
+    took = f"trials took {_in_words(clock() - begin)}" if trials.ran else "measured before"
+    if postponed:
+        took += f"; no time to try {', '.join(postponed)}"
+    totals = {name: cost.total(rounds) for name, cost in costs.items()}
     estimates = ", ".join(f"{name} {_in_words(total)}" for name, total in totals.items())
     return min(totals, key=totals.__getitem__), f"estimated time to train: {estimates} ({took})"
 
@@ -98,34 +81,32 @@ def _in_words(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Trials:
     """Trial rounds with each engine that may be the fastest, until their time is used up."""
 
     make: Make
     setup: Setup
+    costs: dict[str, Cost]  # of the run's rounds
+    rounds: int
     cohort: int
     steps: int  # of a visit
-    full_gradient: float  # the steps that a visit's full gradient counts as: an epoch, or none
-    rounds: int
-    several: bool
-    costs: dict[str, Cost]  # of the run's rounds
-    postponed: list[str]  # for lack of time
+    full_gradient: float = 0.0  # the steps that a visit's full gradient counts as: an epoch
     begin: float = field(default_factory=lambda: clock())
     ran: bool = False
 
-    def run(self) -> None:
-        """Complete `costs` as far as time allows."""
+    def run(self, postponed: list[str], several: bool) -> None:
+        """Complete `costs`; the engines that there is no time for stay in `postponed`."""
         if not self.costs:
             self._measure("serial", 1, 1)  # shows what a step costs, and thus the run
             self._try("serial")
             # `batched` draws dropout masks for all clients at once: they differ from the others'.
             space = self.setup.task.workspace
             if self._step() < SLOW_STEP and space is not None and not space.random:
-                self.postponed.append("batched")
-            if self.several and self.costs["serial"].round > SHORT_ROUND:
-                self.postponed.append("processes")
-        self.postponed = [name for name in self.postponed if not self._try(name)]
+                postponed.append("batched")
+            if several and self.costs["serial"].round > SHORT_ROUND:
+                postponed.append("processes")
+        postponed[:] = [name for name in postponed if not self._try(name)]
 
     def _try(self, name: str) -> bool:
         """Run a trial of the usual size; False: there is no time."""
@@ -179,45 +160,6 @@ def measure(make: Make, name: str, probe: Setup, clients: int, limit: float) -> 
     finally:
         engine.close()
     return Cost(startup, least)
-
-
-def fingerprint(setup: Setup, cohort: int, steps: int, several: bool) -> str:
-    """What the costs depend on: model, work, machine and versions."""
-    space, data = setup.task.workspace, setup.task.data
-    assert space is not None and setup.task.layout is not None
-    model = (str(space.module), sorted(setup.task.layout.shapes.items()))
-    work = (data.x.shape[1:], str(data.x.dtype), str(setup.sgd), cohort, steps, several)
-    machine = (processor(), cores(), platform.platform())
-    versions = (torch.__version__, __version__, platform.python_version())
-    return hashlib.sha256(
-        repr((model, work, setup.algorithm, machine, versions)).encode()
-    ).hexdigest()
-
-
-def recall(key: str) -> dict[str, Cost | None]:
-    """The costs measured before, None for postponed trials; the file is not trusted."""
-    entry = _read().get(key)
-    costs: dict[str, Cost | None] = {}
-    for name, cost in entry.items() if isinstance(entry, dict) else ():
-        numbers = isinstance(cost, list) and len(cost) == 2 and all(map(is_number, cost))
-        if name not in MEASURED or not (cost is None or numbers):
-            return {}
-        costs[name] = None if cost is None else Cost(*cost)
-    return costs if costs.get("serial") else {}
-
-
-def remember(key: str, costs: dict[str, Cost | None]) -> None:
-    """Keep the costs in the cache, if it is writable."""
-    with suppress(RunError):
-        replace_text(cache() / "engines.json", json.dumps({**_read(), key: costs}))
-
-
-def _read() -> dict[str, Any]:
-    try:
-        entries = json.loads(read_text(cache() / "engines.json"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return entries if isinstance(entries, dict) else {}
 
 
 MakeEngine: TypeAlias = Callable[[Setup], Engine]

@@ -156,13 +156,10 @@ class Batched(Engine):
         if space.transform is None:  # a transform runs where the examples are stored
             self._x = self._x.to(space.device)
         self._offsets = np.asarray(data.offsets)
-        self._check(w, self._transformed(self._x[:1], (0,)).to(space.device))
-
-    def _check(self, w: Vector, x: Tensor) -> None:
-        """Raise `UsageError` if the model's operators cannot be vectorised."""
-        trained, y = self._space.flat.layout.trained, self._y[:1].to(self._space.device)
+        x = self._transformed(self._x[:1], (0,)).to(space.device)
+        trained, y = space.flat.layout.trained, self._y[:1].to(space.device)
         try:
-            with seeded(self._space.device, "layers", 0):
+            with seeded(space.device, "layers", 0):
                 self._gradients.plain(w[None, :trained], w[trained:], x[None], y[None])
         except Exception as error:
             raise UsageError(
@@ -172,8 +169,7 @@ class Batched(Engine):
     def solve(self, problems: list[Problem]) -> Iterator[Solved]:
         full = [self._full(p) if p.full_gradient else None for p in problems]
         if problems[0].local is None:
-            for problem, gradient in zip(problems, full, strict=True):
-                yield problem.solved(gradient=gradient)
+            yield from (p.solved(gradient=g) for p, g in zip(problems, full, strict=True))
             return
         descent = self._descend(problems)
         for i, row in sorted(zip(descent.order, range(len(problems)), strict=True)):
@@ -243,12 +239,14 @@ class Batched(Engine):
         k: int,
     ) -> Tensor:
         """Mini-batch gradients with weight decay; if anchored, minus those at start."""
-        groups = _same_size(batches)
+        groups: dict[int, list[int]] = {}  # by the size of the batch
+        for place, batch in enumerate(batches):
+            groups.setdefault(len(batch), []).append(place)
         if len(groups) == 1:
             step = self._step(problems, batches, k)
             return self._of_group(y, rows.start[: len(y)], rows, rest, step)
         g = torch.empty_like(y)
-        for group in groups:
+        for group in groups.values():
             step = self._step([problems[i] for i in group], [batches[i] for i in group], k)
             g[group] = self._of_group(y[group], rows.start[group], rows, rest, step)
         return g
@@ -263,9 +261,8 @@ class Batched(Engine):
         x, y = self._x[index], self._y[index]
         clients = [p.client for p in problems[: len(batches)]]
         if self._space.transform is not None:
-            addresses = [(self._seed, problems[0].t, client, k) for client in clients]
-            pairs = zip(x, addresses, strict=True)
-            x = torch.stack([self._transformed(batch, address) for batch, address in pairs])
+            places = [(self._seed, problems[0].t, client, k) for client in clients]
+            x = torch.stack([self._transformed(*pair) for pair in zip(x, places, strict=True)])
         x, y = x.to(self._space.device), y.to(self._space.device)
         return Step(x, y, (self._seed, problems[0].t, k, *clients))
 
@@ -303,11 +300,3 @@ class Batched(Engine):
             step = Step(x[None], y[None], batch.address)
             total.add_(self._decayed(w, self._rest(problem), step)[0], alpha=len(batch.x))
         return total / n
-
-
-def _same_size(batches: list[Rows]) -> list[list[int]]:
-    """Indices of the batches, grouped by size."""
-    groups: dict[int, list[int]] = {}
-    for place, rows in enumerate(batches):
-        groups.setdefault(len(rows), []).append(place)
-    return list(groups.values())

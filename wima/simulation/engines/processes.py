@@ -2,26 +2,33 @@
 
 On a CPU, one process per core with one thread each beats one process with all threads.  Results do
 not depend on the number of processes, or on which one does a job.  A job is a client's local
-problem, or a batch of examples on which models are evaluated.
+problem, or a batch of examples on which models are evaluated.  Arrays are shared through unlinked
+temporary files, which workers inherit as descriptors.
 """
 
+import contextlib
+import errno
+import mmap
 import os
 import pickle
 import selectors
+import tempfile
 import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from math import prod
+from typing import IO, Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from wima.core.errors import RunError, check
-from wima.core.machine import keep_freed_memory
+from wima.core.machine import keep_freed_memory, open_streams, reserve
 from wima.core.vector import Vector
 from wima.core.workers import Exited, Parent, Worker, end, pickled
-from wima.data.federated import FederatedData
-from wima.simulation.engines.shared import Handle, Shared, Slots, allocate
+from wima.data.federated import FederatedData, keep_file
 from wima.simulation.local import Problem, Solved, Solver
 from wima.simulation.measures.base import Evaluation
 from wima.simulation.measures.job import EvaluationJob, job_of
@@ -32,6 +39,8 @@ from wima.simulation.task import Task
 _ATTEMPTS = 3  # workers that exit at the same job before the run fails
 _REFUSED = "engine 'processes' cannot send this model to its workers ({}); use engine 'serial'."
 _AHEAD = 2  # jobs sent to a worker before it answers, so that it never waits
+MEMORY = "/dev/shm"
+DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class Job(NamedTuple):
@@ -45,6 +54,85 @@ class Job(NamedTuple):
             return f"round {self.work.t}, client {self.work.client}, local training"
         kind = "fine-tuning, client" if self.work.finetune else "evaluation, batch"
         return f"{kind} {self.number}"
+
+
+class Handle(NamedTuple):
+    """How a child process finds a shared array."""
+
+    fd: int
+    dtype: str
+    shape: tuple[int, ...]
+    file: str | None = None  # an array mapped from a file is mapped again, not copied
+    offset: int = 0
+
+    def open(self) -> npt.NDArray[Any]:
+        """Map the array into this process."""
+        if self.file is not None:
+            array = np.memmap(self.file, np.dtype(self.dtype), "c", self.offset, self.shape)
+            keep_file(array)
+            return array
+        count = prod(self.shape)
+        if count == 0:
+            return np.empty(self.shape, np.dtype(self.dtype))
+        memory = mmap.mmap(self.fd, count * np.dtype(self.dtype).itemsize)
+        return np.frombuffer(memory, np.dtype(self.dtype), count).reshape(self.shape)
+
+
+class Shared:
+    """Arrays shared by a parent process and its children."""
+
+    def __init__(self) -> None:
+        self._files: list[IO[bytes]] = []
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The file descriptors that children must inherit."""
+        return [file.fileno() for file in self._files]
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Handle:
+        """A new array of zeros."""
+        file = _file(max(1, prod(shape) * np.dtype(dtype).itemsize))
+        self._files.append(file)
+        return Handle(file.fileno(), np.dtype(dtype).str, tuple(shape))
+
+    def share(self, array: npt.NDArray[Any]) -> Handle:
+        """Make an array available to children: as a copy, or as the file it is mapped from."""
+        whole = isinstance(getattr(array, "base", None), mmap.mmap) and array.flags.c_contiguous
+        if isinstance(array, np.memmap) and array.filename and whole:
+            shape, file = tuple(array.shape), str(array.filename)
+            return Handle(-1, array.dtype.str, shape, file, array.offset)
+        handle = self.allocate(array.shape, array.dtype)
+        if array.size:
+            handle.open()[...] = array
+        return handle
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+def _file(size: int) -> IO[bytes]:
+    """An unnamed file of this size, in memory if it fits."""
+    folders, reasons = [MEMORY, tempfile.gettempdir()], []
+    for folder in filter(os.path.isdir, folders):
+        with contextlib.ExitStack() as stack:
+            try:
+                disk = os.statvfs(folder)
+                # Check first: a reservation that fails would take all free memory for a moment.
+                if disk.f_bavail * disk.f_frsize < size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+                reserve(file.fileno(), size)
+                stack.pop_all()  # it stays open
+                return file
+            except OSError as error:
+                reasons.append(f"{folder}: {error.strerror}")
+    raise RunError(
+        f"engine 'processes' needs a temporary file of {size / 1e6:,.0f} MB, and there is not "
+        f"enough space ({'; '.join(reasons)}). Set TMPDIR to a folder with more space, or use "
+        "engine 'serial'."
+    )
 
 
 Result = TypeVar("Result")
@@ -64,6 +152,10 @@ class Processes(Engine):
             f"engine 'processes' works on the CPU, but the task is on {w.device}; "
             "use 'batched' or 'serial'.",
         )
+        check(
+            w.dtype in DTYPES,
+            f"engine 'processes' takes models in float32 or float64, got {w.dtype}; use 'serial'.",
+        )
         super().__init__(setup)
         self._prefetched: list[Problem] | None = None
         self._training: deque[Job] = deque()  # largest first; workers take them from the left
@@ -75,15 +167,34 @@ class Processes(Engine):
         self._workers: dict[Worker, deque[int]] = {}  # the slots of its jobs, oldest first
         self._exits: dict[str, int] = {}  # of workers, by what they were doing
         self._size = workers - 1
+        open_streams()  # before there is shared memory
         shared = Shared()
         # A worker ends when its input closes, even if nobody calls `close`.
         self._close = weakref.finalize(self, _end, self._workers, shared)
         keep_freed_memory()
         try:
             slots = _AHEAD * self._size  # for jobs sent to workers and not yet answered
-            handles = allocate(shared, slots, models, w, setup)
-            self._slots, self._free = Slots(handles), list(range(slots))
-            self._first_message = pickled(_worker_setup(setup, shared, handles), _REFUSED)
+            size, trained = len(w), len(w[: setup.task.trained])
+            gradients = slots if setup.algorithm.full_gradient != "none" else 0
+            shapes: dict[str, tuple[int, ...]] = {  # by slot, but for w
+                "w": (size,),
+                "start": (slots, trained),
+                "shift": (slots, trained),
+                "end": (slots, trained),
+                "rest": (slots, size - trained),
+                "gradient": (gradients, trained),
+                "path_gradient": (slots if setup.algorithm.path_gradient else 0, trained),
+                "models": (models, size),
+            }
+            dtype = DTYPES[w.dtype]
+            handles = {name: shared.allocate(shape, dtype) for name, shape in shapes.items()}
+            self._rows, self._free = _opened(handles), list(range(slots))
+            self._torch = {  # its settings that decide bytes
+                "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+                "precision": torch.get_float32_matmul_precision(),
+                "mkldnn": torch.backends.mkldnn.enabled,
+            }
+            self._first_message = pickled((_for_workers(setup, shared), handles), _REFUSED)
             self._descriptors = shared.descriptors
             self._start()
         except BaseException:
@@ -94,10 +205,9 @@ class Processes(Engine):
         self._close()
 
     def prefetch(self, problems: list[Problem]) -> None:
-        """Let workers start on the problems of the next `solve`."""
         self._prefetched = problems
         self._solved.clear()
-        self._slots.rows["w"].copy_(problems[0].w)
+        self._rows["w"].copy_(problems[0].w)
         size = self.setup.task.data.size  # no large job is left for the end
         jobs = sorted(enumerate(problems), key=lambda job: -size(job[1].client))
         self._training = deque(Job(*job) for job in jobs)
@@ -115,7 +225,7 @@ class Processes(Engine):
 
     def evaluate(self, evaluation: EvaluationJob, models: list[Vector]) -> list[Any]:
         """All models at once, piece by piece; before any training."""
-        self._models = list(self._slots.rows["models"][: len(models)])
+        self._models = list(self._rows["models"][: len(models)])
         for row, w in zip(self._models, models, strict=True):
             row.copy_(w)
         self._scored.clear()
@@ -150,7 +260,8 @@ class Processes(Engine):
         self._workers[worker].append(slot)
         if isinstance(job.work, Problem):
             message, vectors = job.work.message()
-            self._slots.put(slot, vectors)
+            for name, vector in vectors.items():
+                self._rows[name][slot].copy_(vector)
         else:
             message = {"piece": job.number, "models": len(self._models)}
             message["evaluation"] = job.work.fields()
@@ -187,8 +298,7 @@ class Processes(Engine):
         elif error is not None:
             self._solved[job.number] = error
         else:
-            vectors = self._slots.get(slot, reply["vectors"])
-            copies = {name: vector.clone() for name, vector in vectors.items()}
+            copies = {name: self._rows[name][slot].clone() for name in reply["vectors"]}
             self._solved[job.number] = job.work.solved(reply["steps"], **copies)
         self._free.append(slot)
 
@@ -209,7 +319,7 @@ class Processes(Engine):
             self._workers |= {worker: deque() for worker in new}
             for worker in new:  # they import modules at the same time
                 try:
-                    worker.send({}, self._first_message)
+                    worker.send(self._torch, self._first_message)
                     worker.receive()  # it is ready
                 except Exited as death:
                     self._remove(worker, "start of a worker", death)
@@ -241,6 +351,10 @@ def _end(workers: dict[Worker, deque[int]], shared: Shared) -> None:
     shared.close()
 
 
+def _opened(handles: dict[str, Handle]) -> dict[str, Vector]:
+    return {name: torch.from_numpy(handle.open()) for name, handle in handles.items()}
+
+
 def _good(result: Result | RunError) -> Result:
     """The result, unless it is an error."""
     if isinstance(result, RunError):
@@ -248,17 +362,8 @@ def _good(result: Result | RunError) -> Result:
     return result
 
 
-class WorkerSetup(NamedTuple):
-    """The first message to workers; arrays are shared, not sent."""
-
-    task: Task  # without its examples
-    sgd: LocalSGD
-    seed: int
-    examples: dict[str, Handle]
-    slots: dict[str, Handle]
-
-
-def _worker_setup(setup: Setup, shared: Shared, slots: dict[str, Handle]) -> WorkerSetup:
+def _for_workers(setup: Setup, shared: Shared) -> tuple[Task, LocalSGD, int, dict[str, Handle]]:
+    """What workers need to know; examples are shared, not sent with the task."""
     data, evaluate = setup.task.data, setup.task.evaluate
     arrays, kept = {"x": data.x, "y": data.y, "offsets": data.offsets}, None
     if isinstance(evaluate, Evaluation):
@@ -266,7 +371,7 @@ def _worker_setup(setup: Setup, shared: Shared, slots: dict[str, Handle]) -> Wor
         kept = evaluate.changed(x=evaluate.x[:0], y=evaluate.y[:0])
     task = setup.task._replace(data=None, init=None, evaluate=kept)  # type: ignore[arg-type]
     examples = {name: shared.share(array) for name, array in arrays.items()}
-    return WorkerSetup(task, setup.sgd, setup.seed, examples, slots)
+    return task, setup.sgd, setup.seed, examples
 
 
 def main() -> None:
@@ -277,34 +382,36 @@ def main() -> None:
     parent = Parent()
     for message, parts in parent:
         if parts:  # the first message
-            solver, slots = _set_up(pickle.loads(parts[0]))
+            torch.set_default_dtype(getattr(torch, message["dtype"]))
+            torch.set_float32_matmul_precision(message["precision"])
+            torch.backends.mkldnn.enabled = message["mkldnn"]
+            (task, sgd, seed, examples), handles = pickle.loads(parts[0])
+            arrays = {name: handle.open() for name, handle in examples.items()}
+            data = FederatedData(arrays["x"], arrays["y"], arrays["offsets"])
+            task = task._replace(data=data)
+            if isinstance(task.evaluate, Evaluation):
+                task.evaluate.x = torch.from_numpy(arrays["x_test"])
+                task.evaluate.y = torch.from_numpy(arrays["y_test"])
+            solver, rows = Solver(task, sgd, seed), _opened(handles)
             parent.send({"ready": os.getpid()})
         else:
-            parent.send(_reply(solver, slots, message))
+            parent.send(_reply(solver, rows, message))
 
 
-def _set_up(setup: WorkerSetup) -> tuple[Solver, Slots]:
-    arrays = {name: handle.open() for name, handle in setup.examples.items()}
-    task = setup.task._replace(data=FederatedData(arrays["x"], arrays["y"], arrays["offsets"]))
-    if isinstance(task.evaluate, Evaluation):
-        task.evaluate.x = torch.from_numpy(arrays["x_test"])
-        task.evaluate.y = torch.from_numpy(arrays["y_test"])
-    return Solver(task, setup.sgd, setup.seed), Slots(setup.slots)
-
-
-def _reply(solver: Solver, slots: Slots, message: dict[str, Any]) -> dict[str, Any]:
+def _reply(solver: Solver, rows: dict[str, Vector], message: dict[str, Any]) -> dict[str, Any]:
     slot = message["slot"]
     try:
         if "evaluation" in message:
-            models = list(slots.rows["models"][: message["models"]])
+            models = list(rows["models"][: message["models"]])
             scores = job_of(message["evaluation"]).answer(solver, message["piece"], models)
             return {"slot": slot, "scores": scores}
-        vectors = slots.get(slot, message["vectors"])
-        problem = Problem.of(message, slots.rows["w"], solver.task.trained, vectors)
+        vectors = {name: rows[name][slot] for name in message["vectors"]}
+        problem = Problem.of(message, rows["w"], solver.task.trained, vectors)
         visit, rest = solver.solve(problem)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return {"slot": slot, "error": reason, "traceback": traceback.format_exc()}
     results = problem.results(visit, rest)
-    slots.put(slot, results)
+    for name, vector in results.items():
+        rows[name][slot].copy_(vector)
     return {"slot": slot, "steps": visit.steps, "vectors": list(results)}

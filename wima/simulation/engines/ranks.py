@@ -1,12 +1,8 @@
 """Engine `distributed`: ranks, processes on one or several machines that torchrun started.
 
 Rank 0 runs the simulation: the rounds, the server's step, averages, records, clients' memory.  The
-other ranks hold the task, solve the problems sent to them, and keep nothing.  A visit does not
-depend on the rank that computes it, and rank 0 adds visits up in the order of the cohort, so the
-bytes are those of `serial`.
-
-If a rank is lost, Gloo's connections break or torchrun ends the others; rank 0 then marks the run
-as failed.  torchrun's output says which rank failed first.
+other ranks hold the task, solve the problems sent to them, and keep nothing.  If a rank is lost,
+Gloo's connections break or torchrun ends the others; rank 0 then marks the run as failed.
 """
 
 import atexit
@@ -14,11 +10,12 @@ import json
 import os
 import platform
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -39,19 +36,9 @@ _COMMAND = (
     "(on SLURM, `srun torchrun`), or use engine 'processes', which starts its workers itself."
 )
 _FROM_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+Posted: TypeAlias = tuple[Vector, dist.Work | None]  # a vector being sent, which is kept until then
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _FOREVER = timedelta(days=365)  # a visit may take long; torchrun ends ranks that wait in vain
-
-
-class Posted(NamedTuple):
-    """A vector being sent."""
-
-    vector: Vector
-    work: dist.Work | None
-
-    def wait(self) -> None:
-        if self.work is not None:
-            with _named():
-                self.work.wait()
 
 
 class Group:
@@ -64,6 +51,10 @@ class Group:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:  # all on this machine
+            loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+            for name in _INTERFACES if loopback else ():  # unless the user has chosen
+                os.environ.setdefault(name, min(loopback))
         with _named():
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=_FOREVER)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -105,7 +96,9 @@ class Group:
         """Rank 0's message to all others, which pass none and receive it."""
         length, text = _encoded(message)
         size = int(self.broadcast(length))
-        return _decoded(self.broadcast(text if self.rank == 0 else _empty(size)))
+        if self.rank:
+            text = torch.empty(size, dtype=torch.uint8)
+        return json.loads(self.broadcast(text).numpy().tobytes())  # type: ignore[no-any-return]
 
     def broadcast(self, tensor: Vector) -> Vector:
         """Broadcast rank 0's tensor; the others pass one of the same shape to receive it."""
@@ -115,16 +108,22 @@ class Group:
         self.bytes += tensor.nbytes * (self.size - 1 if self.rank == 0 else 1)
         return tensor
 
-    def send(self, vector: Vector, rank: int = 0) -> None:
-        """Send a vector, and wait until it has left."""
-        self.post(vector.contiguous(), rank).wait()
+    def send(self, *vectors: Vector, rank: int = 0) -> None:
+        """Send vectors, and wait until they have left."""
+        self.wait([self.post(vector.contiguous(), rank) for vector in vectors])
 
     def post(self, vector: Vector, rank: int = 0) -> Posted:
-        """Send a vector that must not change until `Posted.wait` returns."""
-        with _named():
-            work = dist.isend(vector, rank)
+        """Send a vector that must not change before `wait`."""
         self.bytes += vector.nbytes
-        return Posted(vector, work)
+        with _named():
+            return vector, dist.isend(vector, rank)
+
+    def wait(self, posted: Iterable[Posted]) -> None:
+        """Wait until these have left."""
+        with _named():
+            for _, work in posted:
+                if work is not None:
+                    work.wait()
 
     def recv(self, vector: Vector, rank: int = 0) -> Vector:
         """Fill a vector with what a rank sent."""
@@ -135,13 +134,13 @@ class Group:
 
     def send_json(self, message: dict[str, Any]) -> None:
         """Send a message to rank 0."""
-        for part in _encoded(message):
-            self.send(part)
+        self.send(*_encoded(message))
 
     def recv_json(self, rank: int) -> dict[str, Any]:
         """The next message that a rank sent with `send_json`."""
         size = int(self.recv(torch.zeros(1, dtype=torch.int64), rank))
-        return _decoded(self.recv(_empty(size), rank))
+        text = self.recv(torch.empty(size, dtype=torch.uint8), rank)
+        return json.loads(text.numpy().tobytes())  # type: ignore[no-any-return]
 
 
 @cache
@@ -171,14 +170,6 @@ def _encoded(message: dict[str, Any] | None) -> tuple[Vector, Vector]:
     return torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)
 
 
-def _decoded(text: Vector) -> dict[str, Any]:
-    return json.loads(text.numpy().tobytes())  # type: ignore[no-any-return]
-
-
-def _empty(size: int) -> Vector:
-    return torch.empty(size, dtype=torch.uint8)
-
-
 def distributed(setup: Setup, w: Vector) -> Engine:
     """The engine of this rank, after checking that all ranks have the same settings."""
     group = join()
@@ -203,7 +194,7 @@ class Ranks(Engine):
 
     def __init__(self, group: Group, setup: Setup, w: Vector) -> None:
         super().__init__(setup)
-        self.group, self._trained = group, len(w[: setup.trained])
+        self.group, self._trained = group, len(w[: setup.task.trained])
         self._waiting, self._closed = False, False  # waiting: ranks are at work
 
     def solve(self, problems: list[Problem]) -> Iterator[Solved]:
@@ -263,8 +254,8 @@ class Ranks(Engine):
             group.broadcast(vector)
         if not alike:
             for named, owner in zip(vectors, owners, strict=True):
-                for vector in named.values() if owner else ():
-                    group.send(vector, owner)
+                if owner:
+                    group.send(*named.values(), rank=owner)
         return owners
 
     def _cost(self, problem: Problem) -> int:
@@ -293,7 +284,7 @@ class WorkerRank(Engine):
     def __init__(self, group: Group, setup: Setup, w: Vector) -> None:
         super().__init__(setup)
         self.group = group
-        self._like, self._trained = torch.empty_like(w), len(w[: setup.trained])
+        self._like, self._trained = torch.empty_like(w), len(w[: setup.task.trained])
 
     def serve(self) -> bool:
         """Work until rank 0 has ended the run."""
@@ -317,7 +308,20 @@ class WorkerRank(Engine):
         def post(reply: dict[str, Any], *vectors: Vector) -> None:
             on_the_way.extend(map(self.group.post, [*_encoded(reply), *vectors]))
 
-        for problem in self._own_problems(order):
+        group, alike = self.group, order["alike"]
+        w, vectors = group.broadcast(torch.empty_like(self._like)), {}
+        trained = w[: self._trained]
+        if alike:
+            for name in order["problems"][0]["vectors"]:
+                vectors[name] = group.broadcast(torch.empty_like(trained))
+        problems = []  # of this rank, in the order of the cohort
+        for message, owner in zip(order["problems"], order["owners"], strict=True):
+            if owner == group.rank:
+                if not alike:
+                    names = message["vectors"]
+                    vectors = {name: group.recv(torch.empty_like(trained)) for name in names}
+                problems.append(Problem.of(message, w, self._trained, vectors))
+        for problem in problems:
             try:
                 visit, rest = self.solve_here(problem)
             except RunError as error:
@@ -325,25 +329,7 @@ class WorkerRank(Engine):
                 break
             vectors = problem.results(visit, rest)
             post({"steps": visit.steps, "vectors": list(vectors)}, *vectors.values())
-        for posted in on_the_way:
-            posted.wait()
-
-    def _own_problems(self, order: dict[str, Any]) -> list[Problem]:
-        """This rank's problems, in the order of the cohort."""
-        group, alike = self.group, order["alike"]
-        w, vectors = group.broadcast(torch.empty_like(self._like)), {}
-        trained = w[: self._trained]
-        if alike:
-            for name in order["problems"][0]["vectors"]:
-                vectors[name] = group.broadcast(torch.empty_like(trained))
-        problems = []
-        for message, owner in zip(order["problems"], order["owners"], strict=True):
-            if owner == group.rank:
-                if not alike:
-                    names = message["vectors"]
-                    vectors = {name: group.recv(torch.empty_like(trained)) for name in names}
-                problems.append(Problem.of(message, w, self._trained, vectors))
-        return problems
+        self.group.wait(on_the_way)
 
     def _evaluate(self, order: dict[str, Any]) -> None:
         shape = (order["models"], len(self._like))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wima.core.errors import check, unknown
+from wima.core.errors import UsageError, check, unknown
 from wima.core.vector import Vector
 from wima.data.federated import Array
 from wima.simulation.options import RunOptions
@@ -85,10 +85,8 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 PAD = 0
 METRICS = {  # targets that do not count, and outputs that are never predicted
     "clean": ((0, 1, 2), (0, 1, 2, 89)),  # PAD, BOS and EOS do not count; OOV is never predicted
-    "fedjax": (
-        (0, 88),
-        (0, 87, 88, 89),
-    ),  # FedJAX's model file uses other special ids than its data
+    # FedJAX's model file uses other special ids than its data.
+    "fedjax": ((0, 88), (0, 87, 88, 89)),
 }
 
 
@@ -159,7 +157,7 @@ class TaskMetrics(Measure):
         }
 
     def part(self, output: Tensor, y: Tensor) -> list[Total]:
-        return [total(f, output, y) for f in self.functions.values()]
+        return [total(f, output, y, name) for name, f in self.functions.items()]
 
     def combine(self, parts: list[list[Total]]) -> Metrics:
         return {
@@ -171,12 +169,17 @@ class TaskMetrics(Measure):
         return {"metrics": values}  # a diverging model's loss may be infinite
 
 
-def total(metric: Metric, output: Tensor, y: Tensor) -> Total:
+def total(metric: Metric, output: Tensor, y: Tensor, name: str = "that is first") -> Total:
     """Sum and count of a metric over a batch; a metric returns its mean, or both."""
     value = metric(output, y)
-    if isinstance(value, tuple):
-        return float(value[0]), int(value[1])
-    return float(value * len(y)), len(y)
+    try:  # 0 + text is an error, text * number is not
+        summed, count = value if isinstance(value, tuple) else ((0 + value) * len(y), len(y))
+        return float(summed), int(count)
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(
+            f"The metric {name} must return its mean over the batch, or its sum and the count, "
+            f"got {value!r:.80}."
+        ) from None
 
 
 class Evaluation:
@@ -199,6 +202,7 @@ class Evaluation:
     ) -> None:
         self.workspace, self.x, self.y = workspace, x, y
         self.metrics = TaskMetrics(metrics, loss)
+        self.leading = next(iter(self.metrics.functions.values()))  # by which clients are compared
         self.measures: dict[str, Measure] = {"metrics": self.metrics}
         self.batch_size, self.owners = batch_size, owners
         self.pooled = len(x) if pooled is None else pooled
@@ -226,11 +230,6 @@ class Evaluation:
     def clients(self) -> Array:
         """The clients that have test examples."""
         return np.unique([] if self.owners is None else self.owners[self.owners >= 0])
-
-    @property
-    def leading(self) -> Metric:
-        """The metric by which clients are compared: the first one."""
-        return next(iter(self.metrics.functions.values()))
 
     def pieces(self, names: Sequence[str] = ()) -> int:
         """The number of batches that these measures need."""

@@ -34,15 +34,14 @@ class EvaluationJob(NamedTuple):
 
     def fields(self) -> dict[str, Any]:
         """The job without its pieces, as JSON for another process."""
-        tuning = None if self.finetune is None else asdict(self.finetune)
+        tuning = self.finetune and asdict(self.finetune)
         return {"measures": list(self.measures), "finetune": tuning, "t": self.t}
 
 
 def job_of(fields: Mapping[str, Any]) -> EvaluationJob:
     """The inverse of `EvaluationJob.fields`."""
-    tuning = fields["finetune"]
-    how = None if tuning is None else FineTune(**tuning)
-    return EvaluationJob((), fields["measures"], how, fields["t"])
+    tuning = fields["finetune"] and FineTune(**fields["finetune"])
+    return EvaluationJob((), fields["measures"], tuning, fields["t"])
 
 
 class Measures:
@@ -52,7 +51,7 @@ class Measures:
         self, task: Task, options: RunOptions, own: Sequence[Measure], finetune: FineTune | None
     ) -> None:
         """Raises if something cannot be measured.  own: the user's measures."""
-        self.task, self._finetune = task, finetune
+        self.task, self._options, self.finetune = task, options, finetune
         evaluation, wanted = task.evaluate, bool(options.client_eval_every or finetune)
         if not (wanted or options.calibration or own):
             return
@@ -105,17 +104,16 @@ class Measures:
         measures = evaluation.measures.values() if isinstance(evaluation, Evaluation) else ()
         return {name: better for measure in measures for name, better in measure.better.items()}
 
-    def due(self, t: int, options: RunOptions) -> list[str]:
+    def due(self, t: int) -> list[str]:
         """The measures of the models after t rounds."""
         evaluation = self.task.evaluate
         if not isinstance(evaluation, Evaluation):
-            return ["metrics"] if options.evaluates(t) else []
-        return [n for n, measure in evaluation.measures.items() if measure.due(t, options)]
+            return ["metrics"] if self._options.evaluates(t) else []
+        return [n for n, measure in evaluation.measures.items() if measure.due(t, self._options)]
 
     def after(
         self,
         t: int,
-        options: RunOptions,
         answer: Callable[[EvaluationJob, list[Vector]], list[Any]],
         current: Callable[[], Mapping[str, Vector]],
     ) -> Entries:
@@ -123,9 +121,9 @@ class Measures:
 
         answer: an engine's method, which answers all pieces in order.
         """
-        evaluation, due = self.task.evaluate, self.due(t, options)
-        tuned = self._finetune is not None and t == options.rounds
-        if not due and not tuned:
+        evaluation, due = self.task.evaluate, self.due(t)
+        finetune = self.finetune if t == self._options.rounds else None
+        if not due and finetune is None:
             return {}
         models = current()
         vectors = list(models.values())
@@ -146,8 +144,8 @@ class Measures:
                 kept = entries.setdefault(key, {})
                 for model, value in by_model.items():
                     kept[model] = {**kept[model], **value} if model in kept else value
-        if self._finetune is not None and tuned:
+        if finetune is not None:
             clients = evaluation.clients.tolist()
-            parts = answer(EvaluationJob(clients, finetune=self._finetune, t=t), vectors)
-            entries |= self._finetune.entries(clients, list(models), parts)
+            parts = answer(EvaluationJob(clients, finetune=finetune, t=t), vectors)
+            entries |= finetune.entries(clients, list(models), parts)
         return entries
