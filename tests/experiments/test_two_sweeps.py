@@ -72,9 +72,9 @@ def test_a_run_that_another_process_starts_meanwhile_is_not_a_failure(tmp_path, 
     (job,) = jobs_of(settings=SMALL)
     path, settings = tmp_path / job.name, job.settings.to_toml()
 
-    def late(*arguments):  # while this process prepares the run, another executes it
-        launch(*arguments)
-        return launch(*arguments)
+    def late(*arguments, **options):  # while this process prepares the run, another executes it
+        launch(*arguments, **options)
+        return launch(*arguments, **options)
 
     monkeypatch.setattr(worker, "launch", late)
     assert worker.run_or_resume(path, settings, Display) == ("done", "")
@@ -94,9 +94,9 @@ def test_a_run_that_another_process_ends_meanwhile_is_not_a_failure(tmp_path, mo
     (job,) = jobs_of()
     path, _ = played_until(job, tmp_path, "interrupted")
 
-    def late(*arguments):
-        resume(*arguments)
-        return resume(*arguments)
+    def late(*arguments, **options):
+        resume(*arguments, **options)
+        return resume(*arguments, **options)
 
     monkeypatch.setattr(worker, "resume", late)
     assert worker.run_or_resume(path, job.settings.to_toml(), Display) == ("done", "")
