@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 DIST := $(VENV)/dist
+AUDIT := $(VENV)/audit
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) # some tests mostly wait
 # Without bytecode, each of the processes that tests start would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,7 +19,7 @@ ESLINT := $(VENV)/eslint-$(ESLINT_VERSION)
 # The browser's globals that the report's page uses; all other names must be declared.
 BROWSER := addEventListener,document,getComputedStyle,getSelection,IntersectionObserver,matchMedia,navigator,requestAnimationFrame,ResizeObserver,window
 
-.PHONY: demo test test-all coverage docs lint lint-js notebooks dist clean
+.PHONY: demo test test-all coverage docs lint lint-js notebooks audit dist clean
 
 demo: $(READY)
 	$(BIN)/wima demo
@@ -60,6 +61,12 @@ endif
 
 notebooks: $(DEV)
 	$(BIN)/python -m tests.helpers.notebooks
+
+# Says so, and does not fail, where the network cannot be reached.
+audit:
+	@test -d $(AUDIT) || $(PYTHON) -m venv $(AUDIT)
+	@$(AUDIT)/bin/python -m pip install -q --retries 1 "pip-audit>=2.7,<3" || true
+	$(AUDIT)/bin/python -m tests.audit $(AUDIT)/bin/pip-audit
 
 dist: $(DIST)/.ready
 	rm -rf dist

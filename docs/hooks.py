@@ -1,10 +1,10 @@
 """What MkDocs and mkdocstrings leave to us.
 
 Pages are written for GitHub, where links may leave the folder `docs`; on the site these lead to
-the repository.  The first page is the README.  Pages of the reference name packages, and get an
-entry for each public name in them.  Docstrings are written for terminals: each line "name: ..."
-that explains a parameter or a field becomes an item of a list, and names in the reference become
-links.
+the repository.  The first page is the README, another one SECURITY.md.  Pages of the reference name
+packages, and get an entry for each public name in them.  Docstrings are written for terminals: each
+line "name: ..." that explains a parameter or a field becomes an item of a list, and names in the
+reference become links.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ LINK = re.compile(r"\]\(((?!https?:|mailto:|#)[^)#\s]+)(#[^)\s]*)?\)")
 ENTRY = re.compile(r"^::: (\S+)$", re.M)
 PUBLIC = re.compile(r"<!-- public names of (.+) -->")
 SOURCE = griffe.load("wima", search_paths=[ROOT])  # says where public names come from
+ELSEWHERE = {"docs/index.md": "README.md", "docs/security.md": "SECURITY.md"}
 NOT_PAGES = "docs/results/"  # records of runs; mkdocs.yml leaves them out of the site
 log = logging.getLogger("mkdocs.hooks")  # a warning fails the build
 
@@ -56,8 +57,9 @@ ENTRIES = {  # of the reference, by the last part of their names
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """The text of a page of the site; links to files that are not part of it lead to GitHub."""
     source = f"docs/{page.file.src_uri}"
-    if source == "docs/index.md":
-        source, markdown = "README.md", (ROOT / "README.md").read_text(encoding="utf-8")
+    if source in ELSEWHERE:
+        source = ELSEWHERE[source]
+        markdown = (ROOT / source).read_text(encoding="utf-8")
 
     def site_link(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))

@@ -16,4 +16,6 @@ if __name__ == "__main__":
     project = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text(encoding="utf-8"))
     config = project["tool"]["flwr"]["app"]["config"]
     config |= dict(argument.split("=", 1) for argument in sys.argv[1:])
-    run_flower(server_app, client_app, nodes=2, run_config=config)
+    # The nodes are processes of yours, so the settings may name your files.
+    own = {"files": True}
+    run_flower(server_app, client_app, nodes=2, run_config=config, node_config=own)

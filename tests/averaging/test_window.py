@@ -219,6 +219,48 @@ def test_ten_thousand_updates_do_not_drift(dtype):
             assert torch.equal(watch.vector("wima"), value.to(dtype))
 
 
+HUGE_MODELS = {
+    "one": {20: 1e25},
+    "one-of-a-million-times": {20: 1e7},
+    "before-the-window-is-full": {2: 1e25},
+    "infinity": {20: float("inf")},
+    "a-smaller-one-before-it-has-left": {20: 1e30, 23: 1e12},
+    "a-slow-return": {20 + k: 10.0 ** (25 - 3 * k) for k in range(9)},
+}
+
+
+@pytest.mark.parametrize("averager", [wima.WIMA(6), wima.LAWA(k=6, every=1)])
+@pytest.mark.parametrize("case", HUGE_MODELS)
+def test_a_huge_model_that_has_left_the_window_leaves_no_rounding_error(case, averager):
+    """The sum of 1e25 and 1 has lost the 1, which is still missing when 1e25 is subtracted."""
+    first, *rest = models(60)
+    for t, factor in HUGE_MODELS[case].items():
+        rest[t] = rest[t] * factor
+    watch = Averages({"average": averager}, first)
+    huge, finite = HUGE_MODELS[case].keys(), "infinity" not in case
+    for t, w in enumerate(rest):
+        watch.update(w)
+        window = range(max(0, t - 5), t + 1)
+        # While one of several huge models is there, the others may have left their errors.
+        if not huge & set(window) or (len(huge) == 1 and finite):
+            expected = mean(rest[k] for k in window)
+            scale = max(float(rest[k].abs().max()) for k in window)
+            value = watch.vector("average").double()
+            torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-7 * scale)
+
+
+def test_an_update_after_a_huge_model_reads_one_past_model_as_any_other(monkeypatch):
+    first, *rest = models(60)
+    rest[20] *= 1e25
+    watch, reads = Averages({"average": wima.WIMA(6)}, first), []
+    ago = Ring.ago
+    monkeypatch.setattr(Ring, "ago", lambda self, n: reads.append(n) or ago(self, n))
+    for t, w in enumerate(rest):
+        reads.clear()
+        watch.update(w)
+        assert len(reads) == (t >= 6)
+
+
 def test_wima_of_a_float64_model_is_float64():
     model = nn.Linear(6, 3).double()
     flat = Flat(model)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -108,6 +110,47 @@ def test_the_number_of_ranks_does_not_matter(count, tmp_path):
     assert [rank.code for rank in ranks(count, work, tmp_path)] == [0] * count
     expected = [result(cases()[name], engine="serial") for name in names]
     assert json.loads((tmp_path / "found.json").read_text()) == expected
+
+
+NAMES = {name for _, name in socket.if_nameindex()}
+LOOPBACK = min(NAMES & {"lo", "lo0"}, default=None)
+
+
+@pytest.mark.parametrize("case", ["one-machine", "chosen-by-the-user", "several-machines"])
+def test_ranks_on_one_machine_listen_on_its_loopback_interface(case, tmp_path, monkeypatch):
+    names, chosen = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), None
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1" if case == "several-machines" else "2")
+    expected = [None, None] if case == "several-machines" else [LOOPBACK, LOOPBACK]
+    if case == "chosen-by-the-user":
+        chosen = min((n for n in NAMES if n.startswith(("eth", "en"))), default=None)
+        if chosen is None:
+            pytest.skip("there is no other interface")
+        monkeypatch.setenv(names[0], chosen)
+        expected = [chosen, LOOPBACK]
+
+    def work(rank: int) -> None:
+        join()
+        found = {"env": [os.environ.get(name) for name in names], "listens": listening()}
+        (tmp_path / f"{rank}.json").write_text(json.dumps(found))
+
+    assert [rank.code for rank in ranks(2, work, tmp_path)] == [0, 0]
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["env"] == expected
+        if (
+            case == "one-machine" and rank
+        ):  # rank 0 also has the store, for which torch has no such setting
+            assert set(found["listens"]) <= {"0100007F", f"{'0' * 24}01000000"}
+
+
+def listening() -> list[str]:
+    """The addresses on which this process listens, as the kernel writes them."""
+    own = {os.readlink(link) for link in Path("/proc/self/fd").glob("*") if link.is_symlink()}
+    tables = [Path("/proc/self/net") / name for name in ("tcp", "tcp6")]
+    rows = [row.split() for t in tables if t.exists() for row in t.read_text().splitlines()[1:]]
+    return [r[1].partition(":")[0] for r in rows if r[3] == "0A" and f"socket:[{r[9]}]" in own]
 
 
 def vectors_sent(ranks: int, away: int) -> dict[str, int]:

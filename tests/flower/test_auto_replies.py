@@ -149,6 +149,7 @@ def test_a_model_that_was_sent_as_something_else_is_not_judged(other):
     strategy, weight = averaged(Standing(), BOTH), MetricRecord({"num-examples": 1})
     other = other if isinstance(other, Array) else Array(other)
     sent = [initial(), ArrayRecord({**initial(), "w": other}), initial()]
+    strategy.averaging.begin(initial())
     for t, arrays in enumerate(sent, 1):
         strategy.configure_train(t, arrays, ConfigRecord(), None)
         content = RecordDict({"arrays": arrays, "metrics": weight})

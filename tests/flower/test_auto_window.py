@@ -107,6 +107,7 @@ def test_all_clients_count_the_same_where_a_strategy_does_not_say_how_it_weights
 def test_running_statistics_do_not_count():
     strategy = averaged(Taking(), BOTH)
     arrays = {"bn.running_var": np.ones(2, np.float32), "w": np.ones(2, np.float32)}
+    strategy.averaging.begin(record(arrays))
     with grid() as nodes:
         for t in (1, 2):
             sent = {name: array * t for name, array in arrays.items()}

@@ -20,7 +20,7 @@ from tests.helpers.flower_toys import (
     record,
     same,
 )
-from wima import WIMA, RunError, UsageError
+from wima import EMA, LAWA, WIMA, RunError, UsageError
 from wima.flower import averaged
 
 
@@ -55,6 +55,45 @@ def test_other_kinds_of_arrays_are_refused_by_name():
         feed(averaged(FedAvg(), WIMA(4)), [{"z": np.zeros(2, np.complex64)}])
     with pytest.raises(UsageError, match="no floating-point array"):
         feed(averaged(FedAvg(), WIMA(4)), [{"n": np.zeros(2, np.uint8)}])
+
+
+def spiked(at: int, factor: float) -> list[dict[str, np.ndarray]]:
+    """Models of which one is huge, but finite."""
+    models = drawn(20)
+    models[at]["w"] = models[at]["w"] * np.float32(factor)
+    return models
+
+
+@pytest.mark.parametrize("averager", [WIMA(4), LAWA(4, 1), EMA(0.5)])
+def test_a_diverged_model_is_left_out_with_a_line_in_the_log(averager, caplog):
+    models = spiked(10, 1e25)
+    found = feed(averaged(FedAvg(), averager), models)
+    expected = feed(averaged(FedAvg(), averager), models[:10] + models[11:])
+    assert found.seen == 19 and same(found.model(averager.name), expected.model(averager.name))
+    (line,) = [r.getMessage() for r in caplog.records if "norm" in r.getMessage()]
+    assert "Round 11: the norm of the model is" in line and "averages leave it out" in line
+    allowed = feed(averaged(FedAvg(), WIMA(4), diverged=1e30), models)
+    w = np.mean([m["w"].astype(np.float64) for m in models[-4:]], axis=0)
+    assert allowed.seen == 20  # and the huge model leaves no trace when it has left the window
+    np.testing.assert_allclose(allowed.model("wima4")["w"].numpy(), w, rtol=1e-5, atol=1e-7)
+
+
+def test_the_limit_is_that_of_the_simulator():
+    """A factor of the initial model's norm, or of 1 if that is larger; here of 1e4."""
+    for first, largest in ((1e-3, 1e4), (50.0, 50e4)):
+        for factor, seen in ((0.99, 2), (1.01, 1)):
+            strategy = averaged(FedAvg(), WIMA(4))
+            strategy.averaging.begin(record({"w": np.array([first], np.float32)}))
+            models = [{"w": np.array([w], np.float32)} for w in (first, factor * largest)]
+            assert feed(strategy, models).seen == seen
+
+
+def test_the_limit_survives_a_restart(tmp_path):
+    first, grown = ({"w": np.array([w], np.float32)} for w in (1.0, 9e3))
+    feed(averaged(FedAvg(), WIMA(4), folder=tmp_path), [first, grown]).close()
+    again = averaged(FedAvg(), WIMA(4), folder=tmp_path)
+    assert feed(again, [{"w": np.array([2e4], np.float32)}]).seen == 2
+    again.averaging.close()
 
 
 @pytest.mark.parametrize(

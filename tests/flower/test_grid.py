@@ -32,7 +32,7 @@ from flwr.serverapp.strategy import FedAvg
 from wima import RunError, UsageError
 from wima.data.sets.digits import load_digits
 from wima.flower import LocalGrid, run_flower
-from wima.flower.private import TESTED
+from wima.flower.grid import TESTED
 
 # A quick-start app as one writes it with torch: nothing in it knows of this package.
 
@@ -371,7 +371,7 @@ def test_what_is_not_public_in_flower_is_imported_in_one_module():
         modules = re.findall(r"from flwr\.([\w.]+) import", path.read_text(encoding="utf-8"))
         inside = [name for name in modules if name.split(".")[0] not in PUBLIC]
         inside += [name for name in modules if name.startswith("common.")]
-        assert not inside or path.name == "private.py"
+        assert not inside or path.name == "grid.py"
 
 
 def test_a_flower_that_has_changed_inside_is_named_with_the_tested_versions():

@@ -23,7 +23,7 @@ from tests.helpers.federations import (
 from tests.helpers.npy import npy
 from wima.core.errors import RunError, UsageError
 from wima.flower import Options
-from wima.flower.app.updates import Update, too_long
+from wima.flower.app.server import Update, too_long
 
 BAD = 103  # the node, client 3
 

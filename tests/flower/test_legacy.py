@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import LegacyContext, ServerConfig, SimpleClientManager
 from flwr.server.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
     DPFedAvgFixed,
     FedAdam,
@@ -176,6 +177,24 @@ def test_the_average_of_private_models_is_allowed():
     strategy = averaged_legacy(private, WIMA(W))
     play(strategy)
     assert strategy.averaging.seen == ROUNDS
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+@pytest.mark.parametrize(
+    "private",
+    [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping],
+    ids=["server-side", "client-side"],
+)
+def test_an_average_inside_a_private_strategy_ends_the_run(private, evaluated):
+    """In the first round, before anybody sees the average."""
+    options = {"evaluate_fn": None, "fraction_evaluate": 0.0}
+    inside = FedAvg(**settings() | ({} if evaluated else options))
+    strategy = averaged_legacy(inside, WIMA(W))
+    with pytest.raises(
+        UsageError, match=r"write averaged_legacy\(DifferentialPrivacy\.\.\.\(FedAvg"
+    ):
+        play(private(strategy, 1e-3, 1e3, NODES))
+    assert strategy.averaging.seen == 1 and not strategy.averaging.clients
 
 
 class Nobody(SimpleClientManager):

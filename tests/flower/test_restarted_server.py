@@ -84,6 +84,7 @@ class Outside(FedAvg):
 
 def rounds(strategy, nodes, arrays, count):
     """Rounds as `start` counts them; nodes come in an order that depends on the round alone."""
+    strategy.averaging.begin(arrays)
     for t in range(1, count + 1):
         random.seed(strategy.averaging.seen)
         messages = strategy.configure_train(t, arrays, ConfigRecord(), nodes)
@@ -198,6 +199,27 @@ def test_a_folder_of_the_first_release_is_resumed(tmp_path):
     other = averaged(FedAvg(), WIMA(5), folder=tmp_path)
     assert other.averaging.seen == 3
     other.averaging.close()
+
+
+def test_a_second_sum_after_a_huge_model_is_resumed_and_one_without_it_is_read(tmp_path):
+    """Checkpoints of earlier versions have no second sum and no norm of the initial model."""
+    models, options = drawn(16), {"diverged": 1e30}
+    models[7]["w"] = models[7]["w"] * np.float32(1e20)
+    whole = feed(averaged(FedAvg(), [WIMA(5), LAWA(3, 2)], **options), models)
+    for cut in (7, 10):
+        options["folder"] = tmp_path / str(cut)
+        feed(averaged(FedAvg(), [WIMA(5), LAWA(3, 2)], **options), models[:cut]).close()
+        path = manifests.manifests(options["folder"])[0]
+        manifest = manifests.read_manifest(path, manifests.FORMAT)
+        sums = manifest["averages"]["wima5"]["tuple"], manifest["averages"]["lawa3x2"]["tuple"][0]
+        assert [bool("tensor" in s[4]) for s in (sums[0], sums[1]["tuple"])] == 2 * [cut == 10]
+        if cut == 7:
+            del manifest["extra"]["first_norm"], sums[0][3:], sums[1]["tuple"][3:]
+            manifests.write_manifest(path, manifest)
+        again = feed(averaged(FedAvg(), [WIMA(5), LAWA(3, 2)], **options), models[cut:])
+        for name in whole.models():
+            assert same(again.model(name), whole.model(name))
+        again.close()
 
 
 def test_state_of_other_averagers_or_damaged_is_refused(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -32,7 +33,7 @@ from tests.helpers.flower_toys import (
     play,
     same,
 )
-from wima import EMA, LAWA, SWA, WIMA
+from wima import EMA, LAWA, SWA, WIMA, UsageError
 from wima.flower import averaged
 
 
@@ -112,14 +113,11 @@ def test_a_loop_without_start_has_its_average():
     class Loop(FedAvg):
         def start(self, grid, arrays):
             for t in (1, 2):
-                replies = grid.send_and_receive(self.configure_train(t, arrays, config(), grid))
+                replies = grid.send_and_receive(
+                    self.configure_train(t, arrays, ConfigRecord(), grid)
+                )
                 arrays, _ = self.aggregate_train(t, replies)
             return "done"
-
-    def config():
-        from flwr.app import ConfigRecord
-
-        return ConfigRecord()
 
     strategy = averaged(Loop(), WIMA(W))
     with grid() as nodes:
@@ -175,6 +173,27 @@ PRIVATE = {
         s, 1e-3, NODES, clipped_count_stddev=1.0
     ),
 }
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_an_average_inside_a_private_strategy_is_refused_before_it_is_made(name):
+    strategy = averaged(FedAvg(), WIMA(W))
+    play(strategy, rounds=1)  # a run of its own before does not change that
+    for fresh, seen in ((averaged(FedAvg(), WIMA(W)), 0), (strategy, 1)):
+        with pytest.raises(UsageError, match=r"write averaged\(DifferentialPrivacy\.\.\.\(FedAvg"):
+            play(PRIVATE[name](fresh))
+        assert fresh.averaging.seen == seen
+
+
+def test_a_loop_of_ones_own_begins_with_the_initial_model():
+    strategy, config = averaged(FedAvg(), WIMA(W)), ConfigRecord()
+    with grid() as nodes:
+        with pytest.raises(UsageError, match=r"without `start`, calls strategy\.averaging\.begin"):
+            strategy.configure_train(1, initial(), config, nodes)
+        strategy.averaging.begin(initial())
+        messages = strategy.configure_train(1, initial(), config, nodes)
+        strategy.aggregate_train(1, nodes.send_and_receive(messages))
+    assert strategy.averaging.seen == 1
 
 
 def test_the_average_of_private_models_is_allowed():

@@ -31,12 +31,11 @@ class FaultyGrid(LocalGrid):
     """
 
     def __init__(
-        self, spoil: Callable | None = None, *, clients: int = len(SIZES), **config: str
+        self, spoil: Callable | None = None, *, clients: int = len(SIZES), **config: str | bool
     ) -> None:
-        super().__init__(client_app, clients, workers=1)
+        own = {"files": True, **config}  # the data of these runs are in a file
+        super().__init__(client_app, clients, workers=1, node_config=own)
         self.nodes = {100 + i: node for i, node in enumerate(self.nodes.values())}
-        for node in self.nodes.values():
-            node.context.node_config.update(config)
         self.spoil = spoil or (lambda node, message, reply: reply)
         self.sent: list[tuple[int, str]] = []  # node, kind of message
 

@@ -31,6 +31,7 @@ def naive_step(sent: ArrayRecord, replies: list[Message]) -> np.ndarray:
 def rounds(strategy, count: int, change=lambda replies: replies, nodes=None, arrays=None):
     """Rounds as `start` counts them; the model that was sent, the naive step, the new model."""
     arrays = arrays or initial()
+    strategy.averaging.begin(arrays)
     with nullcontext(nodes) if nodes else grid() as nodes:
         for t in range(1, count + 1):
             random.seed(strategy.averaging.seen)

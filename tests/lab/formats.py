@@ -41,7 +41,7 @@ def _run(folder: Path) -> None:
 
 def _read_run(folder: Path) -> None:
     """`wima runs` and `wima report`, all but its figures, then what `wima run` prints."""
-    from wima.cli.tables import runs_table
+    from wima.cli.reports import runs_table
     from wima.runs.folder import check_free
     from wima.runs.run import read_run, summarize
 
@@ -58,7 +58,7 @@ def _report(folder: Path) -> None:
     from wima.report.page import page
     from wima.report.paper_page import Notes, markdown_page
     from wima.report.table import grid
-    from wima.report.text import data_csv, grid_csv, latex, markdown
+    from wima.report.text import csv_text, data_csv, latex, markdown
     from wima.report.write import make_tables
 
     measure = Measure()
@@ -70,7 +70,7 @@ def _report(folder: Path) -> None:
     for table in tables:
         for write in (markdown, latex):
             write(table)
-        grid_csv(grid(table))
+        csv_text(*grid(table)[1:3])
     data_csv(tables)
     markdown_page(tables, [*data.omitted, *omitted], facts, Notes())
     page(tables, omitted, facts, Notes(), {table.slug: [] for table in tables})

@@ -91,6 +91,17 @@ def test_a_difference_within_the_noise_is_not_called_a_gain():
     assert np.isnan(one[1].margin) and "the uncertainty is unknown" in verdict(one)[1]
 
 
+def test_equal_gains_at_few_end_points_are_not_called_a_gain():
+    rows = compare({Window(1): [0.70, 0.51], Window(2): [0.71, 0.52]}, minimize=False)
+    summary, why = verdict(rows)
+    assert np.isnan(rows[1].margin) and "±" not in summary
+    assert "All 2 gains are equal" in why and "--ends 4" in why
+    both = compare(
+        {Window(n): [0.7 + (n > 1) * x for x in (0.11, 0.12, 0.13)] for n in (1, 2, 3)}, False
+    )
+    assert "Indistinguishable" in verdict(both)[-1] and "W = 3" in verdict(both)[-1]
+
+
 def test_the_interval_is_students_and_grows_with_the_number_of_candidates():
     gains = np.array([1.0, 2.0, 4.0])
     t_two_sided_5_percent_2_degrees = 4.302653

@@ -11,7 +11,7 @@ from scipy import stats
 from tests.helpers.comparisons import HEIGHTS, LAST, ROUNDS, level, noisy, numbers, write_method
 from tests.helpers.run_folders import write_run
 from wima.core.measure import Measure
-from wima.report.compare import LEVEL, Comparison, caption, compare, grid, warnings
+from wima.report.compare import Comparison, caption, compare, grid, warnings
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 SEEDS, MODELS = (0, 1, 2), ("plain", "wima5")
@@ -85,7 +85,7 @@ def test_of_a_loss_less_is_better(three):
         found, -1
     )
     least = min(range(len(made.rows)), key=lambda number: made.rows[number].mean)
-    assert {number for number, column in grid(made).best if column == LEVEL} == {least}
+    assert {number for number, column in grid(made).best if column == 2} == {least}
 
 
 def test_the_last_rounds_can_be_chosen(three):
@@ -185,3 +185,14 @@ def test_unfinished_runs_do_not_count_and_are_named(tmp_path, cli):
     assert "2 of 3" in out and "0 of 1" in out
     found = row(compare([Path("runs")], Measure()), "scaffold/plain")
     assert found.mean == pytest.approx(means("scaffold", "plain", (0, 1)).mean())
+
+
+def test_equal_differences_have_no_p_and_the_caption_says_why(tmp_path):
+    for method, height in (("fedavg", 0.5), ("scaffold", 0.52)):
+        for seed in (0, 1):
+            values = {"plain": np.full(ROUNDS, height + seed / 10)}
+            write_run(tmp_path / f"{method}-{seed}", {"algorithm": method, "seed": seed}, values)
+    made = compare([tmp_path], Measure())
+    assert made.tests == 0 and not any("†" in cell for line in grid(made).lines for cell in line)
+    assert grid(made).lines[1][4:7] == ["+2.00", "", ""]
+    assert any("all differences are equal" in line for line in caption(made))

@@ -106,7 +106,7 @@ def test_the_picture_has_a_panel_per_method_with_the_papers_numbers(tmp_path):
     runs = [("FedAvg", OTHER, seed, 0.02) for seed in (0, 1)] + [("FedDyn", OTHER, 0, 0.02)]
     folder = write_pool(tmp_path / "in", runs, scale="paper")
     found = beside_paper(tables_of(folder))
-    _, column, pairs = opening(found)
+    column, pairs = opening(found)
     first, second = opening_figure(pairs, column, Measure()).axes
     assert (first.get_title(), second.get_title()) == (
         "FedAvg, 2 seeds",

@@ -14,12 +14,14 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 ROUNDS, COLUMN = 40, "digits"
 
 
-def report_on(gains: dict[str, float], folder, rounds: int = ROUNDS, seeds: int = 1):
-    """A report on runs whose averages gain so much, with noise of 0.01 from round to round."""
+def report_on(
+    gains: dict[str, float], folder, rounds: int = ROUNDS, seeds: int = 1, deviation: float = 0.01
+):
+    """A report on runs whose averages gain so much, with noise from round to round."""
     cells = []
     for number, (row, gain) in enumerate(gains.items()):
         for seed in range(seeds):
-            noise = np.random.default_rng([number, seed]).normal(0, 0.01, size=rounds)
+            noise = np.random.default_rng([number, seed]).normal(0, deviation, size=rounds)
             plain = np.full(rounds, 0.5)
             settings = {"rounds": rounds, "seed": seed}
             averages = {"plain": plain, "wima10": plain + gain + noise}
@@ -81,3 +83,19 @@ def test_intervals_over_seeds_are_marked_too(tmp_path):
     report = report_on({"large": 0.1, "none": 0.0}, tmp_path, seeds=3)
     assert "]† |" in written(report, "md") and "]\\*" not in written(report, "md")
     assert gain_of(report, "none")["gain_basis"] == "seeds"
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_equal_gains_have_no_interval_and_no_mark_and_a_note_says_why(tmp_path, seeds):
+    report = report_on({"one": 0.03, "other": -0.01}, tmp_path, seeds=seeds, deviation=0)
+    notes = data_of(report)["tables"][0]["gainNotes"]
+    assert any("all differences are equal" in note for note in notes)
+    assert not any("fewer than 30" in note or "Intervals:" in note for note in notes)
+    text, tex = written(report, "md"), written(report, "tex")
+    assert "†" not in text and "+3.00 |" in text and "all differences are equal" in text
+    assert "dagger" not in tex and "% No interval" in tex
+    assert gain_of(report, "one")["gain_p"] == gain_of(report, "one")["gain_half"] == ""
+    gains = [e["gain"] for e in data_of(report)["tables"][0]["entries"] if "gain" in e]
+    assert [(half, marked) for _, half, _, _, marked in gains] == [(None, False)] * 2
+    headline = (report / "report.md").read_text(encoding="utf-8").splitlines()[2]
+    assert "2 comparisons (no intervals)" in headline

@@ -83,5 +83,5 @@ def test_what_is_not_finite_is_an_empty_cell(run, tmp_path, no_figures):
 
     write_report([with_last(run, tmp_path / "run", change)], tmp_path / "out")
     table = (tmp_path / "out" / "tables" / "runs-clients.csv").read_text(encoding="utf-8")
-    assert "nan" not in table and table.splitlines()[2].startswith("wima10,,,")
+    assert "nan" not in table and table.splitlines()[2].startswith('"wima10",,,')
     json.dumps(data_of(tmp_path / "out"), allow_nan=False)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.reports import ROUNDS, curves
 from tests.helpers.run_folders import write_run
-from wima.cli.tables import runs_table
+from wima.cli.reports import runs_table
 from wima.core.errors import RunError, UsageError
 from wima.experiments.sheet import read_sheet
 from wima.report.inputs import gather

@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 import pytest
 from rich.console import Console
 
-from wima.cli.tables import runs_table
+from wima.cli.reports import runs_table
 from wima.core.errors import UsageError
 from wima.core.statistics import LAST
 from wima.runs.folder import run_folders

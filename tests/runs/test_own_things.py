@@ -167,7 +167,7 @@ def test_a_killed_run_of_own_code_resumes_to_the_same_bytes(own, cli, tmp_path, 
     own.write_text(FILE + "# another comment\n")
     code, out, err = cli("resume", "run")
     assert code == 0, err
-    assert "The code of things.py:MyProx has changed" in out
+    assert "has changed" not in out
     assert cli("run", "digits", "algorithm=fedprox:mu=0.3", *SHORT, "--out", "ours")[0] == 0
     assert outcome(tmp_path / "run") == outcome(tmp_path / "ours")
 

@@ -26,7 +26,7 @@ from tests.helpers.interrupted import (
 )
 from tests.helpers.waiting import rounds_recorded, wait_for
 from wima.core.errors import UsageError
-from wima.runs import checkpoint
+from wima.runs import identity
 from wima.runs.build import build
 from wima.runs.folder import COPY, FOLDER
 from wima.runs.launch import launch, resume
@@ -283,8 +283,8 @@ def test_another_configuration_or_version_is_refused_with_the_difference(
     with pytest.raises(UsageError, match=r"lr: 0.05 then, 0.07 now"):
         resume(path)
     (path / "settings.toml").write_text(text)
-    around = checkpoint.environment()
-    monkeypatch.setattr(checkpoint, "environment", lambda: {**around, "torch": "9.9"})
+    around = identity.environment()
+    monkeypatch.setattr(identity, "environment", lambda: {**around, "torch": "9.9"})
     with pytest.raises(UsageError, match=r"torch: .* then, '9.9' now"):
         resume(path)
 

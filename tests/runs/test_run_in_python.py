@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import wima
+from tests.helpers.interrupted import after_round
 from tests.helpers.unequal import OPTIONS, task_of
 from wima.core.statistics import last_rounds
 from wima.runs.launch import launch
@@ -157,10 +158,11 @@ def test_an_interrupted_run_is_resumed_by_the_same_call_and_by_nothing_else(tmp_
             task_of(), algorithm or wima.Scaffold(), out=path, resume=True, **{**LONG, **changes}
         )
 
+    after_round(5, stop)
     with pytest.raises(
         Exception, match=r"wima\.run\(\.\.\., out=\.\.\., resume=True\).* resumes the run"
     ):
-        call(cohorts=stopping(after=5))
+        call()
     status = read_folder(path).status
     assert status["state"] == "interrupted" and "resume=True" in status["resume"]
     code, _, err = cli("resume", str(path))
@@ -175,18 +177,9 @@ def test_an_interrupted_run_is_resumed_by_the_same_call_and_by_nothing_else(tmp_
     assert without_seconds(call()).equals(without_seconds(whole)), "done: it is read"
 
 
-def stopping(after: int):
-    """The usual cohorts, with Ctrl-C in a round."""
-    from wima.simulation.options import uniform_cohorts
-
-    usual = uniform_cohorts(task_of().data.num_clients, OPTIONS["clients_per_round"])
-
-    def cohorts(seed: int, t: int):
-        if t == after:
-            raise KeyboardInterrupt
-        return usual(seed, t)
-
-    return cohorts
+def stop() -> None:
+    """Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def test_progress_shows_rounds_and_is_off_by_default(capsys):

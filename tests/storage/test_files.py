@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -86,6 +87,35 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path):
     lock.release()
     assert not is_running(tmp_path)
     assert not is_running(tmp_path / "nowhere") and not (tmp_path / "nowhere").exists()
+
+
+def test_looking_at_a_run_refuses_no_process_its_lock(tmp_path):
+    """Two processes look in a tight loop while a third takes the lock, again and again."""
+    Lock(tmp_path).release()
+    code = "import sys, pathlib; from wima.storage.files import is_running; "
+    code += "print('looks', flush=True)\nwhile True: is_running(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    looking = [subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) for _ in range(2)]
+    try:
+        for process in looking:
+            assert process.stdout.readline() == b"looks\n"
+        for _ in range(200):
+            Lock(tmp_path).release()
+    finally:
+        for process in looking:
+            process.kill()
+            process.communicate()
+
+
+def test_looking_at_a_run_changes_nothing_and_disturbs_no_one_who_looks(tmp_path):
+    assert not is_running(tmp_path) and names(tmp_path) == []
+    lock = Lock(tmp_path)
+    (tmp_path / "lock").chmod(0o444)  # the run of another user
+    assert is_running(tmp_path)
+    lock.release()
+    with (tmp_path / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # another process that looks
+        assert not is_running(tmp_path)
 
 
 def test_a_lock_ends_with_its_process(tmp_path):

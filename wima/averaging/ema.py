@@ -66,11 +66,6 @@ class PowerEMA(Averager):
         sigma^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3))
 
     Karras et al., Analyzing and Improving the Training Dynamics of Diffusion Models (CVPR 2024).
-
-    Examples:
-        >>> import wima
-        >>> round(wima.PowerEMA(sigma=(1 / 18) ** 0.5).gamma, 6)  # the weight of model t is about t
-        1.0
     """
 
     sigma: float = 0.1

@@ -227,15 +227,27 @@ def _best(scores: list[float]) -> int:
     return max(i for i, score in enumerate(scores) if score <= NEAR * least) if least < 0 else 0
 
 
+HUGE = 2.0**20  # times the norm of later models: rounding errors would begin to show in float32
+
+
 class WindowSum(NamedTuple):
     total: Vector  # float64: a float32 sum drifts by 1e-6 in 10,000 rounds
     seen: int  # models so far
     dtype: torch.dtype  # of the models
+    # Checkpoints of earlier versions end here.
+    largest: float = 0.0  # squared norm of the models since a second sum was last begun
+    second: Vector | None = None
+    collected: int = 0  # models in the second sum
 
 
 @dataclass(frozen=True)
 class Window(Averager):
-    """A running sum of the last W models: an update costs O(d), whatever W."""
+    """A running sum of the last W models: an update costs O(d), whatever W.
+
+    The sum keeps the rounding errors of a huge model after that has left.  So a model that is much
+    smaller than one before it begins a second sum, which takes over when it has W models: just when
+    the last huge one leaves.  Without huge models, no bit of the result depends on this.
+    """
 
     window: int
 
@@ -247,12 +259,22 @@ class Window(Averager):
         return WindowSum(w.to(torch.float64, copy=True), 0, w.dtype)
 
     def update(self, state: WindowSum, w: Vector, past: Ring) -> WindowSum:
-        if state.seen == 0:
-            state.total.zero_()
-        state.total.add_(past.as_stored(w))  # exactly what will be subtracted
-        if state.seen >= self.window:
-            state.total.sub_(past.ago(self.window))
-        return state._replace(seen=state.seen + 1)
+        total, seen, _, largest, second, collected = state
+        if seen == 0:
+            total.zero_()
+        w = past.as_stored(w)  # exactly what will be subtracted
+        total.add_(w)
+        if seen >= self.window:
+            total.sub_(past.ago(self.window))
+        size = float(torch.dot(w, w))  # infinite for models of 1e19, which are huge anyway
+        if HUGE**2 * size < largest:
+            largest, second, collected = 0.0, torch.zeros_like(total), 0
+        if second is not None:
+            second.add_(w)
+            collected += 1
+            if collected == self.window:
+                total, second, collected = second, None, 0
+        return WindowSum(total, seen + 1, state.dtype, max(largest, size), second, collected)
 
     def value(self, state: WindowSum) -> Vector:
         return (state.total / max(1, min(state.seen, self.window))).to(state.dtype)
@@ -271,15 +293,6 @@ class WIMA(Averager):
     window: W; or a share of the models so far, less than 1, with models kept as sums; or "auto",
     which chooses W in every round, see `AutoWindow`.
     buckets: keep sums instead of models, at most this many of each size; see `BucketedWindow`.
-
-    Examples:
-        >>> import torch, wima
-        >>> from wima.averaging import Averages
-        >>> averages = Averages({"mean": wima.WIMA(window=2)}, w=torch.zeros(1))
-        >>> for value in (1.0, 2.0, 4.0):
-        ...     averages.update(torch.tensor([value]))
-        >>> averages.vectors()["mean"]  # of the last two models
-        tensor([3.])
     """
 
     window: int | float | Literal["auto"] = 100

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
-import typer
-from typer import core
+from typer import Argument, Option, core
 
 from wima.core.errors import UsageError
 
@@ -19,21 +18,17 @@ def _presets(incomplete: str) -> list[str]:
 
 Source = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="A preset, or a .toml file.", autocompletion=_presets),
+    Argument(metavar="NAME", help="A preset, or a .toml file.", autocompletion=_presets),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings to override.")
+    list[str] | None, Argument(metavar="KEY=VALUE...", help="Settings to override.")
 ]
-Paths = Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")]
-Metric = Annotated[str, typer.Option(help="The metric to show.")]
-Last = Annotated[int | None, typer.Option(help="Number of last rounds to average.")]
-Target = Annotated[
-    float | None, typer.Option(help="Count the rounds until this value, for example 0.8.")
-]
-NewFolder = Annotated[Path | None, typer.Option(help="Output folder; must not exist.")]
-ForcePicture = Annotated[
-    bool, typer.Option("--force", help="Replace a picture that wima did not draw.")
-]
+Paths = Annotated[list[Path], Argument(help="Run folders, or folders that contain them.")]
+Metric = Annotated[str, Option(help="The metric to show.")]
+Last = Annotated[int | None, Option(help="Number of last rounds to average.")]
+Target = Annotated[float | None, Option(help="Count the rounds until this value, for example 0.8.")]
+NewFolder = Annotated[Path | None, Option(help="Output folder; must not exist.")]
+ForcePicture = Annotated[bool, Option("--force", help="Replace a picture that wima did not draw.")]
 
 
 class SettingsCommand(core.TyperCommand):

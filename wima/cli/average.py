@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from wima.cli.arguments import ForcePicture
 from wima.core.errors import EQUAL, check_equal_weights
@@ -18,36 +19,32 @@ if TYPE_CHECKING:
 
     from wima.model_files.advise import Row
 
-Files = Annotated[
-    list[str], typer.Argument(metavar="CKPT", help="Files, folders or quoted patterns.")
-]
-Last = Annotated[int | None, typer.Option(help="Use only this many of the newest files.")]
-Every = Annotated[int, typer.Option(help="Use every k-th file, counting back from the newest.")]
+Files = Annotated[list[str], Argument(metavar="CKPT", help="Files, folders or quoted patterns.")]
+Last = Annotated[int | None, Option(help="Use only this many of the newest files.")]
+Every = Annotated[int, Option(help="Use every k-th file, counting back from the newest.")]
 Order = Annotated[
-    str, typer.Option(help="Sort by number (in names) or time (of modification); given: no sort.")
+    str, Option(help="Sort by number (in names) or time (of modification); given: no sort.")
 ]
-Key = Annotated[
-    str | None, typer.Option(help="Key of the weights in PyTorch files, for example model.")
-]
+Key = Annotated[str | None, Option(help="Key of the weights in PyTorch files, for example model.")]
 
 
 def average(
     files: Files,
-    out: Annotated[Path, typer.Option(help="Output file: .safetensors, .npz or .pt.")],
-    window: Annotated[int, typer.Option(help="Number of files to average.")] = 100,
-    shape: Annotated[str, typer.Option(help="Removed.", hidden=True)] = EQUAL,
+    out: Annotated[Path, Option(help="Output file: .safetensors, .npz or .pt.")],
+    window: Annotated[int, Option(help="Number of files to average.")] = 100,
+    shape: Annotated[str, Option(help="Removed.", hidden=True)] = EQUAL,
     ema: Annotated[
-        float | None, typer.Option(help="Use an EMA with this decay instead of a window.")
+        float | None, Option(help="Use an EMA with this decay instead of a window.")
     ] = None,
     last: Last = None,
     every: Every = 1,
     order: Order = "number",
     part: Annotated[
         list[str] | None,
-        typer.Option(help="Average only tensors with matching names, such as 'head.*'."),
+        Option(help="Average only tensors with matching names, such as 'head.*'."),
     ] = None,
     key: Key = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
     """Average the last checkpoints: wima average 'run/*.pt' --out mean.pt"""
     from wima.model_files import mean, read
@@ -70,33 +67,27 @@ def advise(
     files: Files,
     evaluate: Annotated[
         str,
-        typer.Option(
+        Option(
             "--eval",
             help="A .py file with evaluate(path), or a command that prints the metric as its last "
             "line; {} stands for the checkpoint file.",
         ),
     ],
-    minimize: Annotated[bool, typer.Option("--minimize", help="Lower values are better.")] = False,
-    metric: Annotated[
-        str | None, typer.Option(help="Name of the metric, if there are several.")
-    ] = None,
+    minimize: Annotated[bool, Option("--minimize", help="Lower values are better.")] = False,
+    metric: Annotated[str | None, Option(help="Name of the metric, if there are several.")] = None,
     windows: Annotated[
-        str | None, typer.Option(help="Window sizes.  [default: 1,2,5,10,20,50,... and all files]")
+        str | None, Option(help="Window sizes.  [default: 1,2,5,10,20,50,... and all files]")
     ] = None,
     decays: Annotated[
-        str | None, typer.Option(help="EMA decays; '' for none.  [default: 0.5,0.8,0.9,0.95,...]")
+        str | None, Option(help="EMA decays; '' for none.  [default: 0.5,0.8,0.9,0.95,...]")
     ] = None,
-    ends: Annotated[
-        int, typer.Option(help="End points: evaluate as if training had ended earlier.")
-    ] = 5,
-    apart: Annotated[int, typer.Option(help="Files between end points.")] = 1,
+    ends: Annotated[int, Option(help="End points: evaluate as if training had ended earlier.")] = 5,
+    apart: Annotated[int, Option(help="Files between end points.")] = 1,
     last: Last = None,
     every: Every = 1,
     order: Order = "number",
     key: Key = None,
-    out: Annotated[Path, typer.Option(help="PNG of the metric against the window.")] = Path(
-        "advise.png"
-    ),
+    out: Annotated[Path, Option(help="PNG of the metric against the window.")] = Path("advise.png"),
     force: ForcePicture = False,
 ) -> None:
     """Find the best window or EMA: wima advise 'run/*.pt' --eval evaluate.py"""
@@ -144,7 +135,7 @@ def _advice_table(rows: Sequence[Row], metric: str) -> Table:
     for row in rows:
         plain = row is rows[0]
         gain = "" if plain else f"{row.gain:+.5f}"
-        margin = "" if plain or ends == 1 else f"{row.margin:.5f}"
+        margin = "" if plain or isnan(row.margin) else f"{row.margin:.5f}"
         table.add_row(row.rule.name, f"{row.mean:.5f}", f"{row.deviation:.5f}", gain, margin)
     return table
 

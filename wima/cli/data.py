@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from wima.cli.arguments import ForcePicture
 from wima.core.text import echo
 
 app = typer.Typer(help="List, fetch, verify, import and show data sets.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; see `wima data list`.")]
+Name = Annotated[str, Argument(metavar="NAME", help="A data set; see `wima data list`.")]
 
 
 @app.command("list")
@@ -32,7 +33,7 @@ def fetch(name: Name) -> None:
 
 @app.command("import")
 def import_(
-    name: Name, path: Annotated[Path, typer.Argument(help="The publisher's file or folder.")]
+    name: Name, path: Annotated[Path, Argument(help="The publisher's file or folder.")]
 ) -> None:
     """Prepare a data set from a local copy, without network access."""
     from wima.data.manage import import_data
@@ -51,11 +52,11 @@ def verify(name: Name) -> None:
 @app.command()
 def show(
     name: Name,
-    alpha: Annotated[str | None, typer.Option(help="Split: a number, or iid.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    split: Annotated[str | None, typer.Option(help="A split file.")] = None,
+    alpha: Annotated[str | None, Option(help="Split: a number, or iid.")] = None,
+    clients: Annotated[int | None, Option(help="Number of clients.")] = None,
+    split: Annotated[str | None, Option(help="A split file.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="PNG of labels per client.  [default: NAME.png]")
+        Path | None, Option(help="PNG of labels per client.  [default: NAME.png]")
     ] = None,
     force: ForcePicture = False,
 ) -> None:

@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from wima.cli.arguments import Overrides, Source
 from wima.core.errors import RunError, check, unknown
@@ -20,13 +20,13 @@ from wima.core.text import cell, command_line, echo
 if TYPE_CHECKING:
     from wima.experiments import plan, sheet as sheets, sweep as sweeps, tune as trial
 
-Seeds = Annotated[str | None, typer.Option(help="Seeds, for example 0,1,2 or 0-4.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Parallel runs.  [default: one per core]")]
-Grid = Annotated[list[str] | None, typer.Option(help="An axis: key=value,value; may be repeated.")]
+Seeds = Annotated[str | None, Option(help="Seeds, for example 0,1,2 or 0-4.")]
+Jobs = Annotated[int | None, Option(min=1, help="Parallel runs.  [default: one per core]")]
+Grid = Annotated[list[str] | None, Option(help="An axis: key=value,value; may be repeated.")]
 
 
 def _of_slurm(meaning: str, least: int | None = 1) -> Any:
-    return typer.Option(min=least, help=f"With --slurm: {meaning}")
+    return Option(min=least, help=f"With --slurm: {meaning}")
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,10 @@ class Execution:
     """How the runs of a sheet are executed: options of `wima paper` and `wima sweep`."""
 
     jobs: Jobs = None
-    out: Annotated[Path | None, typer.Option(help="The folder for the runs.")] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be run.")] = False
-    watch: Annotated[bool, typer.Option("--watch", help="Only show the progress of the runs.")] = (
-        False
-    )
-    slurm: Annotated[bool, typer.Option("--slurm", help="Run as a SLURM array job.")] = False
+    out: Annotated[Path | None, Option(help="The folder for the runs.")] = None
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be run.")] = False
+    watch: Annotated[bool, Option("--watch", help="Only show the progress of the runs.")] = False
+    slurm: Annotated[bool, Option("--slurm", help="Run as a SLURM array job.")] = False
     # The fields of `Resources`:
     partition: Annotated[str | None, _of_slurm("the partition.", None)] = None
     time: Annotated[int | None, _of_slurm("minutes per job.  [default: 60]", 5)] = None
@@ -69,14 +67,14 @@ def with_execution_options(command: Callable[..., None]) -> Callable[..., None]:
 @with_execution_options
 def paper(
     name: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="A table or figure, or a .toml file.")
+        str | None, Argument(metavar="EXPERIMENT", help="A table or figure, or a .toml file.")
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="paper, cpu, resnet8 or smoke; see docs/experiments.md.")
+        str, Option(help="paper, cpu, resnet8 or smoke; see docs/experiments.md.")
     ] = "cpu",
     seeds: Seeds = None,
     only: Annotated[
-        str | None, typer.Option(help="Methods and settings to run, for example fedavg,femnist.")
+        str | None, Option(help="Methods and settings to run, for example fedavg,femnist.")
     ] = None,
     *,
     how: Execution,
@@ -105,7 +103,7 @@ def sweep(
     overrides: Overrides = None,
     grid: Grid = None,
     seeds: Seeds = None,
-    name: Annotated[str, typer.Option(help="Name of the table in reports.")] = "sweep",
+    name: Annotated[str, Option(help="Name of the table in reports.")] = "sweep",
     *,
     how: Execution,
 ) -> None:
@@ -165,21 +163,21 @@ def tune(
     overrides: Overrides = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="An axis: key=value,value.  [default: the paper's grid]"),
+        Option(help="An axis: key=value,value.  [default: the paper's grid]"),
     ] = None,
     space: Annotated[
-        list[str] | None, typer.Option(help="A range for Optuna: key=low..high[:log].")
+        list[str] | None, Option(help="A range for Optuna: key=low..high[:log].")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="With --space: number of trials.  [default: 20]")
+        int | None, Option(min=1, help="With --space: number of trials.  [default: 20]")
     ] = None,
-    metric: Annotated[str, typer.Option(help="The metric to optimize.")] = "accuracy",
+    metric: Annotated[str, Option(help="The metric to optimize.")] = "accuracy",
     model: Annotated[
-        str | None, typer.Option(help="Model: plain, wima-auto, ...  [default: the first average]")
+        str | None, Option(help="Model: plain, wima-auto, ...  [default: the first average]")
     ] = None,
     seeds: Seeds = None,
     jobs: Jobs = None,
-    out: Annotated[Path, typer.Option(help="The folder for the runs.")] = Path("runs/tune"),
+    out: Annotated[Path, Option(help="The folder for the runs.")] = Path("runs/tune"),
 ) -> None:
     """Find the best settings: wima tune digits --grid lr=0.1,0.05 or --space lr=0.01..1:log"""
     from wima.experiments.plan import expand_grid, parse_seeds

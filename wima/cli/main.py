@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from wima.cli import arguments, reports
 from wima.cli.arguments import NewFolder, Overrides, SettingsCommand, Source
@@ -52,18 +53,14 @@ def _print_version(requested: bool) -> None:
 def _common(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Options of wima itself."""
 
 
 @app.command()
-def demo(
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0, out: NewFolder = None
-) -> None:
+def demo(seed: Annotated[int, Option(help="Seed of the run.")] = 0, out: NewFolder = None) -> None:
     """Compare the window average with FedAvg on real digits, in under a minute."""
     from wima.runs import folder, settings
 
@@ -86,36 +83,38 @@ def run(source: Source, overrides: Overrides = None, out: NewFolder = None) -> N
 
 @app.command(cls=SettingsCommand)
 def resume(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    path: Annotated[Path, Argument(metavar="RUN", help="A run folder.")],
     overrides: Overrides = None,
+    trust: Annotated[
+        bool, Option("--trust", help="Import code that another user's folder names.")
+    ] = False,
 ) -> None:
-    """Resume a run that was interrupted, killed or failed; the result is the same."""
-    from wima.cli import tables
+    """Resume a run that was interrupted, killed or failed; the result is the same.
+
+    Code that the settings name, such as my_file.py:Thing, is imported.
+    """
     from wima.runs import checkpoint, launch, run
 
     changes = overrides or ()
-    if not launch.works_for_rank_0(checkpoint.settings_to_resume(run.read_run(path), changes)):
-        tables.show(launch.resume(path, changes=changes), path)
+    wanted = checkpoint.settings_to_resume(run.read_run(path), changes, trust)
+    if not launch.works_for_rank_0(wanted):
+        reports.show(launch.resume(path, changes=changes, trust=trust), path)
 
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="A folder that contains run folders.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[Path, Argument(help="A folder that contains run folders.")] = Path("runs"),
 ) -> None:
     """List runs with their state, progress and mean accuracy over the last rounds."""
     from rich.console import Console
 
-    from wima.cli import tables
-
-    Console().print(tables.runs_table(folder))
+    Console().print(reports.runs_table(folder))
 
 
 @app.command()
 def track(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    to: Annotated[str, typer.Option(help="Trackers, for example tensorboard,mlflow.")],
+    paths: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders.")],
+    to: Annotated[str, Option(help="Trackers, for example tensorboard,mlflow.")],
 ) -> None:
     """Export runs that have ended to TensorBoard, MLflow or Weights & Biases."""
     from wima.runs.track import export
@@ -134,7 +133,7 @@ def _kinds(incomplete: str) -> list[str]:
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="What to list, for example algorithms.", autocompletion=_kinds),
+        Argument(help="What to list, for example algorithms.", autocompletion=_kinds),
     ] = None,
 ) -> None:
     """List what is available: algorithms, averagers, data sets, models, ... with their settings."""
@@ -149,11 +148,10 @@ def flower_run(
     source: Source,
     overrides: Overrides = None,
     out: NewFolder = None,
-    robust: Annotated[bool, typer.Option(help="Ignore implausible updates.")] = True,
-    round_seconds: Annotated[float, typer.Option(help="Timeout for the replies of a round.")] = 600,
+    robust: Annotated[bool, Option(help="Ignore implausible updates.")] = True,
+    round_seconds: Annotated[float, Option(help="Timeout for the replies of a round.")] = 600,
 ) -> None:
     """Run a preset or settings file as a Flower app on this machine, with one node per client."""
-    from wima.cli import tables
     from wima.runs import folder, settings
 
     chosen = settings.load_settings(source, overrides or [])
@@ -161,16 +159,15 @@ def flower_run(
 
     path = out or folder.default_path(chosen)
     options = nodes.Options(robust=robust, round_seconds=round_seconds)
-    tables.show(server.simulate(chosen, path, options), path)
+    reports.show(server.simulate(chosen, path, options), path)
 
 
 def _run_and_show(settings: Settings, path: Path | None) -> None:
-    from wima.cli import tables
     from wima.runs import folder, launch
 
     if not launch.works_for_rank_0(settings):
         path = path or folder.default_path(settings)
-        tables.show(launch.launch(settings, path), path)
+        reports.show(launch.launch(settings, path), path)
 
 
 def main() -> None:

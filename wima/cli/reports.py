@@ -1,37 +1,42 @@
-"""`wima report` and `wima compare`: what run folders show."""
+"""What run folders show: `wima report`, `wima compare`, a list of runs, the result of a run."""
 
 from __future__ import annotations
 
 import sys
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from wima.cli.arguments import Last, Metric, Paths, Target
+from wima.core.errors import UsageError, check
 from wima.core.measure import Measure, check_measure
+from wima.core.statistics import LAST
 from wima.core.text import cell, command_line, echo, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from wima.report.compare import Comparison
+    from wima.runs.run import Ending, Run
 
 WIDTH = 100  # of the table, if the output is not a terminal
+SCORED = f"test accuracy %, mean over the last {LAST} rounds (short runs: the last quarter)"
 LONG = 26  # characters; longer names take two lines
 
 
 def report(
     paths: Paths,
-    out: Annotated[Path, typer.Option(help="Output folder.")],
+    out: Annotated[Path, Option(help="Output folder.")],
     metric: Metric = "accuracy",
     last: Last = None,
     target: Target = None,
     notes: Annotated[
         Path | None,
-        typer.Option(help="Notes in Markdown; sections titled like a data set go with it."),
+        Option(help="Notes in Markdown; sections titled like a data set go with it."),
     ] = None,
-    force: Annotated[bool, typer.Option(help="Replace an earlier report.")] = False,
+    force: Annotated[bool, Option(help="Replace an earlier report.")] = False,
 ) -> None:
     """Write tables, figures and a web page of runs, next to the paper's numbers if it has any."""
     from wima.report.write import write_report
@@ -45,19 +50,19 @@ def report(
 def compare(
     paths: Paths,
     baseline: Annotated[
-        str | None, typer.Option(help="METHOD or METHOD/MODEL.  [default: plain FedAvg, if any]")
+        str | None, Option(help="METHOD or METHOD/MODEL.  [default: plain FedAvg, if any]")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Models, for example plain,wima100.")] = None,
+    model: Annotated[str | None, Option(help="Models, for example plain,wima100.")] = None,
     by: Annotated[
-        str | None, typer.Option(help="Settings that identify methods.  [default: all that vary]")
+        str | None, Option(help="Settings that identify methods.  [default: all that vary]")
     ] = None,
     metric: Metric = "accuracy",
     last: Last = None,
     target: Target = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for Markdown, LaTeX, CSV and a figure.")
+        Path | None, Option(help="Folder for Markdown, LaTeX, CSV and a figure.")
     ] = None,
-    force: Annotated[bool, typer.Option(help="Replace an earlier comparison.")] = False,
+    force: Annotated[bool, Option(help="Replace an earlier comparison.")] = False,
 ) -> None:
     """Compare methods over seeds: paired differences to a baseline, with intervals."""
     from rich.console import Console
@@ -88,9 +93,7 @@ def _table(comparison: Comparison) -> Table:
 
     from wima.report import compare as comparing
 
-    unwanted = {comparing.SEEDS} if comparing.same_seeds(comparison) else set()
-    unwanted |= set() if comparison.tests else {comparing.P, comparing.HOLM}
-    shown = comparing.without(comparing.grid(comparison), unwanted)
+    shown = comparing.grid(comparison, comparing.constant_columns(comparison))
     table = tables.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("method/model", overflow="fold")
     for name in shown.header[shown.labels :]:
@@ -102,3 +105,52 @@ def _table(comparison: Comparison) -> Table:
         numbers = [text.Text(one, style=style) for one, style in zip(cells, styles, strict=True)]
         table.add_row(cell(method).append(between).append_text(cell(model)), *numbers)
     return table
+
+
+def show(run: Run, path: Path) -> None:
+    """Print the table of a finished run, and plot its curves into its folder."""
+    from rich.console import Console
+
+    from wima.runs.run import summarize
+    from wima.runs.summary import draw_curves
+
+    draw_curves(run.curves, run.title, path / "curves.png")
+    Console().print(summarize(run))
+    echo(f"Records: {path / 'records.jsonl'}")
+    echo(f"Picture: {path / 'curves.png'}")
+
+
+def runs_table(folder: Path) -> Table:
+    """The runs in a folder and its subfolders: state, progress and final accuracy."""
+    from rich.table import Table
+
+    from wima.runs.folder import run_folders
+    from wima.runs.run import ending, read_run, state_of
+
+    check(folder.is_dir(), f"{folder} is not a folder; expected one that contains run folders.")
+    table = Table(title=cell(f"Runs in {folder}: {SCORED}"))
+    for number, heading in enumerate(("run", "state", "rounds", "plain", "best average")):
+        table.add_column(heading, justify="left" if number < 2 else "right", overflow="fold")
+    for path in run_folders(folder):
+        try:
+            run = read_run(path)
+            end = ending(run)
+            cells = (state_of(run), f"{end.t}/{run.settings.rounds}", *_means(end))
+        except (UsageError, KeyError, TypeError) as error:
+            cells = ("unreadable", str(error).splitlines()[0][:60], "", "")
+        name = path.name if path == folder else str(path.relative_to(folder))
+        table.add_row(*map(cell, (name, *cells)))
+    return table
+
+
+def _means(end: Ending) -> tuple[str, str]:
+    """The mean of the plain model, and the highest mean of an average with its name."""
+    try:
+        rows = end.curves.rows(end.last)
+        means = {row.model: row.mean for row in rows if not isnan(row.mean)}
+    except KeyError:  # accuracy was not measured
+        means = {}
+    plain = means.pop("plain", None)
+    best = max(means, key=means.__getitem__, default=None)
+    average = "" if best is None else f"{100 * means[best]:.2f} {best}"
+    return "" if plain is None else f"{100 * plain:.2f}", average

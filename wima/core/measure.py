@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from math import isnan
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from wima.core.errors import check
 
@@ -21,19 +21,6 @@ def lower_is_better(metric: str, environments: Iterable[Mapping[str, Any]] = ())
         if stated in ("lower", "higher"):
             return bool(stated == "lower")
     return "loss" in metric or "error" in metric or metric == "ece"
-
-
-class Gain(Protocol):
-    """A difference with half the width of its interval, which is NaN if there is none."""
-
-    @property
-    def mean(self) -> float: ...
-    @property
-    def half(self) -> float: ...
-    @property
-    def basis(self) -> str: ...
-    @property
-    def marked(self) -> bool: ...
 
 
 class Measure(NamedTuple):
@@ -83,8 +70,12 @@ class Measure(NamedTuple):
         second = self.number(deviation)
         return self.number(mean) + (f" ± {second}" if second else "")
 
-    def interval(self, gain: Gain) -> str:
-        """A gain with its interval; * if from a single run, † if significant after Holm."""
+    def interval(self, gain: Any) -> str:
+        """A gain with its interval; * if from a single run, † if significant after Holm.
+
+        gain: has a `mean` with half the width of its interval, `half`, NaN if there is none;
+        `basis`; and `marked`.
+        """
         mean = self.number(gain.mean, signed=True)
         if isnan(gain.half):
             return mean

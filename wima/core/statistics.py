@@ -13,13 +13,18 @@ if TYPE_CHECKING:
 RISK = 0.05  # probability that an interval misses the mean
 STRETCHES = 10  # into which a series is cut
 LEAST = 3 * STRETCHES  # values; in a shorter series, correlation cannot be estimated
+ROUNDING = 1e-9  # values that differ by less of their size are equal
 FEWEST = 2.5  # lower bound on the effective number of independent stretches
 
 Values: TypeAlias = "Sequence[float] | np.ndarray"
 
 
 class Estimate(NamedTuple):
-    """A mean, its standard error and the degrees of freedom of that error; NaN if unknown."""
+    """A mean, its standard error and the degrees of freedom of that error; NaN if unknown.
+
+    The error is unknown if all values are equal: with few values of a coarse metric that is often
+    chance, and an error of zero would make any mean significant, at every risk.
+    """
 
     mean: float
     error: float
@@ -36,8 +41,6 @@ class Estimate(NamedTuple):
         """Two-sided p-value of the hypothesis that the true mean is zero."""
         from scipy.special import stdtr
 
-        if self.error == 0:
-            return float(self.mean == 0)
         return float(2 * stdtr(self.freedom, -abs(self.mean) / self.error))
 
 
@@ -69,7 +72,8 @@ def _estimate(values: Values, parts: Values, count: float) -> Estimate:
     import numpy as np
 
     mean = float(np.mean(values)) if len(values) else nan
-    error = float(np.std(parts)) / sqrt(count - 1) if count > 1 else nan
+    varied = count > 1 and np.ptp(parts) > ROUNDING * (1e-3 + np.abs(parts).max())
+    error = float(np.std(parts)) / sqrt(count - 1) if varied else nan
     return Estimate(mean, error, count - 1)
 
 

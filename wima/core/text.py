@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # Control characters except tab and newline; marks that reorder text; surrogates.
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = tuple("=+-@＝＋－＠")  # at the start of a cell
 NUMBER = re.compile(r"-|[-+]?[\d.]+(?:e[-+]?\d+)?(?: [\[(][-+−\d., ]*[\])]\*?†?)*")  # in reports
 
 
@@ -47,5 +47,7 @@ def cell(text: str) -> "Text":
 
 
 def in_spreadsheet(text: str) -> str:
-    """The text, prefixed with ' if a spreadsheet would read it as a formula."""
-    return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text
+    """The text on one line, prefixed with ' if a spreadsheet would read it as a formula."""
+    line = printable(text).replace("\n", "\\n").replace("\t", "\\t")
+    starts = text.lstrip().startswith(FORMULA) and not NUMBER.fullmatch(text)
+    return f"'{line}" if starts else line

@@ -79,16 +79,7 @@ PARTS = ("all", "classifier", "features")
 
 @dataclass(frozen=True)
 class Flat:
-    """A module bound to two flat buffers: `w`, its numbers, and `g`, the gradient.
-
-    Examples:
-        >>> import torch, wima
-        >>> module = torch.nn.Linear(2, 1)
-        >>> flat = wima.Flat(module)
-        >>> _ = flat.w.copy_(torch.tensor([1.0, 2.0, 3.0]))
-        >>> module.weight.tolist(), module.bias.tolist()
-        ([[1.0, 2.0]], [3.0])
-    """
+    """A module bound to two flat buffers: `w`, its numbers, and `g`, the gradient."""
 
     module: nn.Module
     layout: Layout = field(init=False)

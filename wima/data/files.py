@@ -10,15 +10,8 @@ import numpy as np
 
 from wima.core.errors import UsageError, check
 from wima.core.machine import memory_available
-from wima.data.federated import (
-    Array,
-    Bundle,
-    FederatedData,
-    as_names,
-    check_labels,
-    numbered,
-    open_mapped,
-)
+from wima.data import federated
+from wima.data.federated import Array, Bundle, FederatedData
 
 NEEDED = ("x", "y", "client", "x_test", "y_test")
 OPTIONAL = ("classes", "num_clients", "test_client")
@@ -46,7 +39,7 @@ def _map(folder: Path) -> dict[str, Array]:
     there = [name for name in (*NEEDED, *OPTIONAL) if (folder / f"{name}.npy").is_file()]
     missing = [name for name in NEEDED if name not in there]
     check(not missing, f"expected x.npy, y.npy, ...; missing {', '.join(missing)}.")
-    return {name: open_mapped(folder / f"{name}.npy") for name in there}
+    return {name: federated.open_mapped(folder / f"{name}.npy") for name in there}
 
 
 def _read(file: Path) -> dict[str, Array]:
@@ -98,7 +91,7 @@ def _bundle(arrays: dict[str, Array]) -> Bundle:
     )
     classes, num_clients = (_scalar(arrays, name) for name in ("classes", "num_clients"))
     limit = classes or MOST_CLASSES
-    check_labels(y_test, limit, "y_test")
+    federated.check_labels(y_test, limit, "y_test")
     train = FederatedData.from_arrays(
         x, y, arrays["client"], classes=limit, num_clients=num_clients
     )
@@ -122,8 +115,8 @@ def _owners(clients: Array, train: FederatedData, y_test: Array) -> Array:
         f"{clients.shape}.",
     )
     if train.names is None:
-        return numbered(clients, np.arange(train.num_clients))
-    return numbered(as_names(clients).astype(str), np.asarray(train.names))
+        return federated.numbered(clients, np.arange(train.num_clients))
+    return federated.numbered(federated.as_names(clients).astype(str), np.asarray(train.names))
 
 
 def _numbers(x: Array, name: str) -> Array:

@@ -22,11 +22,13 @@ from wima.core.signals import ASKED, handled_by
 from wima.core.text import cell
 from wima.core.workers import Exited, Worker, end
 from wima.experiments.plan import Job
+from wima.runs.identity import conflicts
 from wima.runs.run import read_run
 from wima.storage.files import is_running
 
 ENDED = ("done", "diverged")  # states of runs that are not repeated
-UNDER_WAY = ("waiting", "running")
+ELSEWHERE = "elsewhere"  # another process executes the run
+UNDER_WAY = ("waiting", "running", ELSEWHERE)
 
 
 def end_of(path: Path) -> str:
@@ -37,8 +39,17 @@ def end_of(path: Path) -> str:
         return ""
 
 
+def conflicts_in(paths: Iterable[Path]) -> dict[Path, str]:
+    """Runs of other data or code than the newest; see `conflicts`."""
+    runs = []
+    for path in paths:
+        with contextlib.suppress(UsageError):  # missing or damaged
+            runs.append(read_run(path))
+    return conflicts(runs)
+
+
 class RunState:
-    """The state of one of many runs: waiting, running, or how it ended."""
+    """The state of one of many runs: waiting, running, running elsewhere, or how it ended."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self.job, self.path, self.rounds = job, folder / job.name, job.settings.rounds
@@ -62,7 +73,8 @@ class RunState:
         return time.monotonic() - self._changed
 
     def read_folder(self) -> None:
-        """Read what an earlier sweep left."""
+        """Read what an earlier sweep, or another one, left."""
+        self.state, self.message = "waiting", ""
         if not self.path.exists():
             return
         try:
@@ -74,7 +86,7 @@ class RunState:
         if run.status["state"] in ENDED:
             self.state, self.message = run.status["state"], run.status.get("reason", "")
         elif is_running(self.path):
-            self.state, self.message = "busy", "another process is working on it"
+            self.state, self.message = ELSEWHERE, "another process executes it"
 
 
 def states_of(jobs: Iterable[Job], folder: Path) -> list[RunState]:
@@ -82,7 +94,16 @@ def states_of(jobs: Iterable[Job], folder: Path) -> list[RunState]:
     states = [RunState(job, folder) for job in jobs]
     for state in states:
         state.read_folder()
+    mark_conflicts(states)
     return states
+
+
+def mark_conflicts(states: Iterable[RunState]) -> None:
+    """Mark finished runs of other data or code than the newest: one table must not mix them."""
+    ended = {state.path: state for state in states if state.state in ENDED}
+    for path, reason in conflicts_in(ended).items():
+        ended[path].state = "broken"
+        ended[path].message = f"{reason}; remove it, and repeat the command"
 
 
 class Runs(ABC):
@@ -114,6 +135,10 @@ class Runs(ABC):
 
     def _print_ended(self, console: Console, printed: set[str]) -> None:
         for state in self.states:
+            if state.state == ELSEWHERE and state.message:
+                line = f"{ELSEWHERE:<11} {state.job.name} (another process executes it; awaited)"
+                console.print(cell(line), soft_wrap=True)
+                state.message = ""  # once
             if state.job.name in printed or state.state in UNDER_WAY:
                 continue
             printed.add(state.job.name)
@@ -136,7 +161,7 @@ class Runs(ABC):
 
     def summary(self) -> str:
         """The number of runs in each state, and a line for each that did not succeed."""
-        fine = ("done", "diverged", "waiting", "interrupted")
+        fine = ("done", "diverged", "waiting", "interrupted", ELSEWHERE)
         bad = [state for state in self.states if state.state not in fine]
         lines = [f"Runs: {self._counts()}."]
         lines += [f"  {s.state}: {s.path}: {_first_line(s.message)}" for s in bad]
@@ -178,13 +203,13 @@ class Sweep(Runs):
         self.folder = folder
         self.states = states_of(jobs, folder)
         self._waiting = deque(state for state in self.states if state.state == "waiting")
-        self.parallel = min(workers, len(self._waiting))
+        self.parallel = min(workers, sum(state.state in UNDER_WAY for state in self.states))
         self._current: dict[Worker, RunState] = {}
 
     def run(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with handled_by(self._forward, ASKED), DefaultSelector() as selector:
-            while self._current or (self._waiting and not self.stopping):
+            while self._current or (self._left_to_do() and not self.stopping):
                 while self._waiting and not self.stopping and len(self._current) < self.parallel:
                     # In a session of its own, so that Ctrl-C reaches it only through `_forward`.
                     worker = Worker("wima.experiments.worker", independent=True, quiet=True)
@@ -197,6 +222,15 @@ class Sweep(Runs):
                         del self._current[worker]
                         end([worker], patience=None)
                 yield
+        mark_conflicts(self.states)
+
+    def _left_to_do(self) -> bool:
+        """Whether runs have not ended; those that another process has left are waiting again."""
+        for state in self.states:
+            if state.state == ELSEWHERE and not is_running(state.path):
+                state.read_folder()
+                self._waiting.extend([state] if state.state == "waiting" else [])
+        return any(state.state in UNDER_WAY for state in self.states)
 
     def _start_next(self, worker: Worker) -> None:
         state = self._current[worker] = self._waiting.popleft()

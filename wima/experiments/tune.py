@@ -27,7 +27,7 @@ from wima.core.signals import Interrupted, Pruned
 from wima.core.text import echo, printable
 from wima.experiments.plan import Job, expand_points, methods
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet, write_sheet
-from wima.experiments.sweep import ENDED, end_of
+from wima.experiments.sweep import ELSEWHERE, ENDED, conflicts_in, end_of
 from wima.experiments.worker import run_or_resume
 from wima.runs.launch import MakeDisplay, ProgressDisplay
 from wima.runs.run import ending, read_run, state_of
@@ -97,9 +97,11 @@ def paper_axes(settings: Settings) -> list[str]:
 
 def results(sheet: Sheet, folder: Path, objective: Objective) -> Iterator[Result]:
     """The state and score of each trial, read from the folder."""
-    for row in sheet.rows:
-        paths = [folder / cell.run for cell in sheet.cells if cell.row == row]
-        yield _result(row, paths, objective)
+    paths = {row: [folder / c.run for c in sheet.cells if c.row == row] for row in sheet.rows}
+    wrong = conflicts_in(path for own in paths.values() for path in own)
+    for row, own in paths.items():
+        mixed = any(path in wrong for path in own)
+        yield Result(row, "broken", "", nan) if mixed else _result(row, own, objective)
 
 
 def _result(point: str, paths: list[Path], objective: Objective) -> Result:
@@ -300,7 +302,7 @@ def _run(jobs: list[Job], folder: Path, trial: Trial, objective: Objective) -> s
         if end == "interrupted":
             raise Interrupted(f"{message}\nThe same command continues the search.")
         if end != "done":
-            return message if end == "failed" else ""
+            return message if end in ("failed", ELSEWHERE) else ""
     return ""
 
 

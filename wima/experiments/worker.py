@@ -14,9 +14,11 @@ from pathlib import Path
 from wima.core.errors import Diverged, RunError, UsageError
 from wima.core.signals import Interrupted
 from wima.core.workers import Parent
+from wima.experiments.sweep import ELSEWHERE, ENDED, end_of
 from wima.runs.launch import Display, MakeDisplay, launch, resume
 from wima.runs.settings import make_settings
 from wima.simulation.simulate import Record
+from wima.storage.files import Locked
 
 
 class ProgressReporter(Display):
@@ -37,19 +39,29 @@ class ProgressReporter(Display):
 
 
 def run_or_resume(path: Path, settings: str, display: MakeDisplay) -> tuple[str, str]:
-    """Start or resume a run; returns its final state and the reason."""
+    """Start or resume a run, unless it has ended; returns its final state and the reason."""
+    existed = path.exists()
     try:
-        if path.exists():
-            resume(path, display)
+        if (ended := end_of(path)) in ENDED:
+            return ended, ""
+        wanted = make_settings(tomllib.loads(settings))
+        if existed:
+            resume(path, display, names=wanted.own_names())
         else:
             command = ["wima", "run", os.path.relpath(path / "settings.toml")]
-            launch(make_settings(tomllib.loads(settings)), path, display, command)
+            launch(wanted, path, display, command)
+    except Locked as reason:
+        return ELSEWHERE, str(reason)
     except Interrupted as reason:
         return reason.state, str(reason)
     except Diverged as reason:
         return "diverged", str(reason)
     except (UsageError, RunError) as reason:
-        return "failed", str(reason)
+        # Another process may just have started or ended it: `launch` and `resume` then refuse it.
+        if isinstance(reason, UsageError) and path.exists() and not existed:
+            return run_or_resume(path, settings, display)
+        ended = end_of(path)
+        return (ended, "") if ended in ENDED else ("failed", str(reason))
     return "done", ""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.metadata import version
 from queue import SimpleQueue
 from threading import RLock
 from typing import Any, Self
@@ -24,17 +25,41 @@ from wima.core.randomness import rng
 from wima.core.vector import one_thread
 from wima.core.workers import Exited, Parent, Worker, end, pickled
 from wima.flower.arrays import log, preserved, seed_all
-from wima.flower.private import (
-    SUPERLINK_NODE_ID,
-    ErrorCode,
-    Run,
-    TaskIdentity,
-    from_bytes,
-    to_bytes,
-)
+
+TESTED = "1.38, 1.41 and 1.42"
+
+try:
+    from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+    from flwr.common.serde import (
+        context_from_proto,
+        context_to_proto,
+        message_from_proto,
+        message_to_proto,
+    )
+    from flwr.proto.message_pb2 import Context as ContextProto, Message as MessageProto
+    from flwr.supercore.run import Run
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError as error:
+    raise UsageError(
+        f"The grid of wima.flower was tested with flwr {TESTED}; this is flwr {version('flwr')}, "
+        f"which has changed inside ({error}). Install a tested version: pip install 'flwr~=1.41.0'."
+    ) from error
+
 
 # The first number after the seed in addresses of random numbers.
 SERVER, NODE_IDS, VISITS = 0, 1, 2
+
+
+def to_bytes(message: Message, context: Context | None = None) -> list[bytes]:
+    """The message, and the context if there is one, as Flower sends them."""
+    parts = [message_to_proto(message).SerializeToString()]
+    return parts if context is None else [*parts, context_to_proto(context).SerializeToString()]
+
+
+def from_bytes(message: bytes, *contexts: bytes) -> tuple[Message, Context | None]:
+    """What `to_bytes` wrote."""
+    context = context_from_proto(ContextProto.FromString(contexts[0])) if contexts else None
+    return message_from_proto(MessageProto.FromString(message)), context
 
 
 @dataclass
@@ -55,7 +80,8 @@ class LocalGrid(Grid):
     order of the messages.  So results do not depend on the number of workers.
 
     With one worker, nodes run in this process while messages are sent, and no timeout
-    interrupts them.  workers=None: one per core.
+    interrupts them.  workers=None: one per core.  node_config: what all nodes have in theirs,
+    besides `partition-id` and `num-partitions`.
     """
 
     def __init__(
@@ -66,6 +92,7 @@ class LocalGrid(Grid):
         workers: int | None = None,
         seed: int = 0,
         run_config: Mapping[str, UserConfigValue] | None = None,
+        node_config: Mapping[str, UserConfigValue] | None = None,
     ) -> None:
         check(isinstance(client_app, ClientApp), f"expected a ClientApp, got {client_app!r:.80}.")
         check_count("nodes", nodes)
@@ -78,6 +105,7 @@ class LocalGrid(Grid):
         self._nodes: dict[int, Node] = {}
         for k, node_id in enumerate(ids):
             config: dict[str, UserConfigValue] = {"partition-id": k, "num-partitions": nodes}
+            config |= node_config or {}
             context = Context(run_id, node_id, config, RecordDict(), dict(run_config or {}))
             self._nodes[node_id] = Node(k, context)
         self._replies: dict[str, Future[Message]] = {}  # by the id of the message

@@ -42,7 +42,7 @@ class Row(NamedTuple):
     rule: Rule
     values: list[float]
     gain: float = 0.0  # mean over end points; positive is better
-    margin: float = 0.0  # half-width of the gain's interval; NaN with one end point
+    margin: float = 0.0  # half-width of the gain's interval; NaN with one end point or equal gains
 
     @property
     def mean(self) -> float:
@@ -143,13 +143,17 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     gain = f"{best.rule.name} is best: {best.mean:.5g}, plain: {rows[0].mean:.5g}"
     if ends == 1:
         return [f"{gain}.", "With one end point, the uncertainty is unknown; use --ends 5."]
+    more = f"--ends {2 * ends}"
+    if np.isnan(best.margin):
+        why = f"All {ends} gains are equal. With few end points that is often chance, so the "
+        return [f"{gain}; gain {best.gain:.3g}.", f"{why}uncertainty is unknown; use {more}."]
     summary = f"{gain}; gain {best.gain:.3g} ± {best.margin:.2g} over {ends} end points."
     if best.gain <= best.margin:
         noise = "That is within the noise, so there is no evidence that averaging helps here."
-        return [summary, f"{noise} More end points give a narrower interval: --ends {2 * ends}."]
+        return [summary, f"{noise} More end points give a narrower interval: {more}."]
     others = [row for row in rows[1:] if row is not best]
     gaps = {row.rule.name: np.array(best.values) - row.values for row in others}
-    equal = [name for name, gap in gaps.items() if abs(gap.mean()) <= _margin(gap)]
+    equal = [name for name, gap in gaps.items() if not abs(gap.mean()) > _margin(gap)]
     close = f"Indistinguishable from the best with these end points: {', '.join(equal)}."
     helps = f"Averaging helps here: wima average {best.rule.option}."
     return [summary, helps, *([close] if equal else [])]

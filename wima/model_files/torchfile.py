@@ -14,19 +14,10 @@ import torch
 from torch import Tensor
 
 from wima.core.errors import UsageError, check
-from wima.model_files.tensors import (
-    BY_NUMPY,
-    STORED,
-    Array,
-    Spec,
-    check_dtype,
-    check_unpacked,
-    open_archive,
-    reading,
-)
+from wima.model_files import tensors
 from wima.storage.files import check_file
 
-DTYPES = {getattr(torch, dtype.name): code for dtype, code in BY_NUMPY.items()}
+DTYPES = {getattr(torch, dtype.name): code for dtype, code in tensors.BY_NUMPY.items()}
 DTYPES[torch.bfloat16] = "BF16"
 # Common keys of weights that are saved together with other data.
 USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
@@ -44,23 +35,23 @@ class TorchFile:
         for name, tensor in self._weights.items():
             got = reprlib.repr(name)  # shortened: the name may be a deeply nested tuple
             check(isinstance(name, str), f"{path}: expected strings as tensor names, got {got}.")
-            check_dtype(path, name, f"{tensor.dtype}, {tensor.layout}", _is_plain(tensor))
+            tensors.check_dtype(path, name, f"{tensor.dtype}, {tensor.layout}", _is_plain(tensor))
         # A tensor with stride 0 repeats its numbers and may have any size.
-        check_unpacked(path, sum(tensor.nbytes for tensor in self._weights.values()))
-        self.tensors: Mapping[str, Spec] = {
-            n: Spec(DTYPES[tensor.dtype], tuple(tensor.shape))
+        tensors.check_unpacked(path, sum(tensor.nbytes for tensor in self._weights.values()))
+        self.tensors: Mapping[str, tensors.Spec] = {
+            n: tensors.Spec(DTYPES[tensor.dtype], tuple(tensor.shape))
             for n, tensor in self._weights.items()
         }
 
-    def read(self, name: str, begin: int, end: int) -> Array:
+    def read(self, name: str, begin: int, end: int) -> tensors.Array:
         tensor = self._weights[name].detach()
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.view(torch.int16)
         if tensor.is_contiguous():
-            numbers: Array = tensor.view(-1)[begin:end].numpy()
+            numbers: tensors.Array = tensor.view(-1)[begin:end].numpy()
         else:  # for example transposed; `reshape` would copy the whole tensor for every piece
             numbers = tensor.numpy().flat[begin:end]
-        return numbers.view(STORED[self.tensors[name].dtype])
+        return numbers.view(tensors.STORED[self.tensors[name].dtype])
 
     def close(self) -> None:
         self._weights = {}  # the file is unmapped with its last tensor
@@ -76,11 +67,11 @@ def _is_plain(tensor: Tensor) -> bool:
 def load(path: Path) -> Any:
     """The content of the file; tensors are read on first use."""
     check_file(path)
-    with reading(path), warnings.catch_warnings():
+    with tensors.reading(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch suggests an unsafe load
         mapped = zipfile.is_zipfile(path)  # files from old torch versions cannot be mapped
         if mapped:
-            open_archive(path).close()  # checks sizes
+            tensors.open_archive(path).close()  # checks sizes
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except pickle.UnpicklingError as error:

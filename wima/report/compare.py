@@ -4,7 +4,7 @@ A comparison is a table with a row per method and a heading per model, in which 
 chosen entry instead of the plain model of the same row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from wima.experiments.sheet import own_sheet
 from wima.report import text
 from wima.report.inputs import COMPARED, Omitted, gather
 from wima.report.names import Method, also_differ, by_size, methods_of
+from wima.report.statistics import CONSTANT
 from wima.report.table import Entry, Grid, Place, Places, Table, make_table, models_of
 from wima.storage.files import check_place, written
 
@@ -26,7 +27,6 @@ DATA = ["method", "model", "seed", "run", "state", "rounds_done", "rounds", "mea
 DATA += ["reached", "seeds", "pairs", "difference", "low", "high", "p", "p_holm", "won", "lost"]
 MEGABYTES = " MB: millions of bytes sent to and from clients until then."
 OLDER = " Older runs did not record them."
-MODEL, LEVEL, SEEDS, DIFFERENCE, P, HOLM, WON, SPEED, SENT = range(1, 10)  # places in the header
 
 
 class Comparison(NamedTuple):
@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
     @property
     def tests(self) -> int:
         """The number of p-values."""
-        return sum(not isnan(gain.p) for gain in self.table.gains)
+        return len(self.table.intervals)
 
     def won(self, entry: Entry, sign: int = 1) -> int:
         """The seeds in which an entry is better than the baseline; sign = -1: in which worse."""
@@ -127,43 +127,44 @@ def _repeats(methods: Sequence[Method], places: Places) -> Iterator[Omitted]:
 # The table and its notes
 
 
-def grid(comparison: Comparison) -> Grid:
-    """A line per entry; the best of each column is marked."""
-    measure, rows = comparison.table.measure, comparison.rows
+def grid(comparison: Comparison, without: Collection[str] = ()) -> Grid:
+    """A line per entry; the best of each column is marked.  without: columns to leave out."""
+    rows, measure = comparison.rows, comparison.table.measure
     difference = "difference [95 %]" if comparison.tests else "difference"
-    header = ["method", "model", measure.title, "seeds", difference, "p", "Holm's p", "won:lost"]
+    target = f"rounds to {measure.factor * (measure.target or 0):g}" + " %" * measure.is_share
     ranked = {  # the more the better
-        LEVEL: [measure.sign * row.mean for row in rows],
-        DIFFERENCE: [measure.sign * row.gain.mean if row.gain else 0 for row in rows],
+        measure.title: [measure.sign * row.mean for row in rows],
+        difference: [max(0, measure.sign * r.gain.mean) or nan if r.gain else nan for r in rows],
+        target: [-_speed(row) for row in rows],
+        "MB sent": [-_sent(row) for row in rows],
     }
-    speeds, sent = [_speed(row) for row in rows], [_sent(row) for row in rows]
-    recorded = not all(map(isnan, sent))
+    header = ["method", "model", measure.title, "seeds", difference, "p", "Holm's p", "won:lost"]
     if measure.target is not None:
-        unit = " %" if measure.is_share else ""
-        header.append(f"rounds to {measure.factor * measure.target:g}{unit}")
-        header += ["MB sent"] if recorded else []
-        ranked |= {SPEED: [-speed for speed in speeds], SENT: [-count for count in sent]}
+        header += [target] if all(map(isnan, ranked["MB sent"])) else [target, "MB sent"]
+    header = [name for name in header if name not in without]
     lines = []
-    for row, speed, count in zip(rows, speeds, sent, strict=True):
-        level = row.text or measure.spread(row.mean, row.deviation)
-        cells = [row.row, row.heading, level, _seeds(row)]
+    for row in rows:
+        some = f"{len(row.reached)} of {row.seeds} seeds" if row.seeds else ""
+        cells = {
+            "method": row.row,
+            "model": row.heading,
+            measure.title: row.text or measure.spread(row.mean, row.deviation),
+            "seeds": _seeds(row),
+            difference: "baseline" if row is comparison.baseline else "",
+            target: some if isnan(_speed(row)) else f"{_speed(row):.0f}",
+            "MB sent": megabytes(_sent(row)),
+        }
         if gain := row.gain:
-            ps = ["" if isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}" for p in gain[4:6]]
+            p, holm = ("<0.001" if p < 0.001 else f"{p:.3f}" for p in (gain.p, gain.holm))
+            cells |= {} if isnan(gain.p) else {"p": p, "Holm's p": holm}
             won = f"{comparison.won(row)}:{comparison.won(row, -1)}"
-            cells += [measure.interval(gain), *ps, won]
-        else:
-            cells += ["baseline" if row is comparison.baseline else "", "", "", ""]
-        if measure.target is not None:
-            some = f"{len(row.reached)} of {row.seeds} seeds" if row.seeds else ""
-            cells.append(some if isnan(speed) else f"{speed:.0f}")
-            cells += [megabytes(count)] if recorded else []
-        lines.append(cells)
+            cells |= {difference: measure.interval(gain), "won:lost": won}
+        lines.append([cells.get(name, "") for name in header])
     best = set()
-    for column, values in ranked.items():
+    for column, values in ((i, ranked[name]) for i, name in enumerate(header) if name in ranked):
         most = max((value for value in values if not isnan(value)), default=nan)
-        worth = column != DIFFERENCE or most > 0
-        best |= {(n, column) for n, value in enumerate(values) if worth and value == most}
-    return Grid(2, header, lines, best)
+        best |= {(n, column) for n, value in enumerate(values) if value == most}
+    return Grid(len({"method", "model"} - {*without}), header, lines, best)
 
 
 def _seeds(row: Entry) -> str:
@@ -172,9 +173,10 @@ def _seeds(row: Entry) -> str:
     return f"{done}" if done == planned else f"{done} of {planned}"
 
 
-def same_seeds(comparison: Comparison) -> bool:
-    """Whether all rows have the same number of seeds, which the caption then states."""
-    return len({_seeds(row) for row in comparison.rows}) == 1
+def constant_columns(comparison: Comparison) -> set[str]:
+    """The columns that the caption states: the number of seeds, or that there are no p-values."""
+    alike = len({_seeds(row) for row in comparison.rows}) == 1
+    return ({"seeds"} if alike else set()) | (set() if comparison.tests else {"p", "Holm's p"})
 
 
 def _speed(row: Entry) -> float:
@@ -209,6 +211,7 @@ def caption(comparison: Comparison) -> list[str]:
     lines[1] += "."
     if 1 in pairs:
         lines.append("One shared seed: no interval. One seed says nothing about others.")
+    lines += [CONSTANT] if any(gain.is_constant for gain in comparison.table.gains) else []
     return lines
 
 
@@ -304,21 +307,11 @@ def latex(comparison: Comparison, command: str) -> str:
 
     Constant columns are in the caption or left out, and so are p-values other than Holm's.
     """
-    unwanted = {SEEDS} if same_seeds(comparison) else set()
-    unwanted |= {MODEL} if len(comparison.table.sheet.headings) == 1 else set()
-    unwanted |= {P, WON} if comparison.tests else {P, HOLM, WON}
-    body = text.tabular(without(grid(comparison), unwanted), papers=False)
+    without = constant_columns(comparison) | {"p", "won:lost"}
+    without |= {"model"} if len(comparison.table.sheet.headings) == 1 else set()
+    body = text.tabular(grid(comparison, without), papers=False)
     comments = [f"{command} (wima {__version__})", *warnings(comparison), r"\usepackage{booktabs}"]
     return text.environment(comments, " ".join(caption(comparison)), body)
-
-
-def without(table: Grid, unwanted: set[int]) -> Grid:
-    """A table without some columns."""
-    kept = [column for column in range(len(table.header)) if column not in unwanted]
-    lines = [[line[column] for column in kept] for line in table.lines]
-    best = {(number, kept.index(column)) for number, column in table.best if column in kept}
-    labels = sum(column < table.labels for column in kept)
-    return Grid(labels, [table.header[column] for column in kept], lines, best)
 
 
 def data_csv(comparison: Comparison) -> str:
@@ -341,4 +334,4 @@ def data_csv(comparison: Comparison) -> str:
             line |= {"won": comparison.won(row), "lost": comparison.won(row, -1)}
         lines.append(line)
     recorded = not all(isnan(_sent(row)) for row in comparison.rows)
-    return text.csv_of([*DATA, "reached_bytes"] if recorded else DATA, lines)
+    return text.csv_text([*DATA, "reached_bytes"] if recorded else DATA, lines)

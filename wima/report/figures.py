@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wima.core.measure import PLAIN, Measure
 from wima.core.text import printable
-from wima.report.sections import Picture
+from wima.report.notes import Picture
 from wima.report.statistics import Curve, Floats, thinned
 from wima.report.table import Entry, Member, Table
 from wima.runs.summary import axes_of, draw_curve, sparse_until

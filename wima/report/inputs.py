@@ -17,6 +17,7 @@ from wima.core.errors import UsageError
 from wima.core.statistics import QUANTILES
 from wima.experiments.sheet import SUFFIX, Sheet, read_sheet
 from wima.report.statistics import Curve
+from wima.runs.identity import conflicts
 from wima.runs.run import MALFORMED, Run, read_run, seconds_of, state_of
 from wima.runs.settings import Settings
 
@@ -49,6 +50,7 @@ class Source(NamedTuple):
     leading: str  # the metric of the per-client results
     bins: dict[str, NDArray[np.float64]]  # by model: examples, confidence, accuracy of each
     curves: dict[tuple[str, str], Curve]  # by model and metric
+    identity: Mapping[str, Any]  # see `runs/identity.py`
 
     @property
     def progress(self) -> str:
@@ -96,6 +98,13 @@ def gather(paths: Sequence[Path], metric: str, purpose: str = "") -> Data:
                     _add_run(path.parent / name, metric, data)
         elif not _walk(path, metric, data, seen):
             data.omitted.append(Omitted(str(path), "not a run folder, and it contains none"))
+    wrong = conflicts(data.runs.values())
+    if wrong and purpose == "compare":
+        reasons = "\n".join(f"  {path}: {reason}" for path, reason in wrong.items())
+        raise UsageError(f"These runs cannot be compared with the others; omit them.\n{reasons}")
+    data.omitted.extend(Omitted(str(path), reason) for path, reason in wrong.items())
+    for place in [place for place, run in data.runs.items() if run.path in wrong]:
+        del data.runs[place]
     if purpose and not data.runs:
         reasons = "\n".join(f"  {item.path}: {item.reason}" for item in data.omitted[:10])
         raise UsageError(f"There are no runs to {purpose}.\n{reasons}")
@@ -184,6 +193,7 @@ def _source(run: Run, number: int, metric: str) -> Source:
         leading=run.curves.leading,
         bins={model: np.array(own, float).reshape(-1, 3) for model, own in bins.items()},
         curves=curves,
+        identity=run.identity,
     )
 
 

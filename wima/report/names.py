@@ -64,15 +64,11 @@ def grouped(runs: Iterable[Source], apart: Collection[str]) -> list[tuple[Facts,
     return [(dict(facts), own) for facts, own in groups.items()]
 
 
-class Name(NamedTuple):
-    """What a group of runs is called."""
+def group_names(groups: Sequence[Facts]) -> dict[str, str]:
+    """A unique name for each group: algorithm and data, and what else distinguishes it.
 
-    short: str  # of at most LIMIT characters
-    whole: str  # with everything that differs
-
-
-def group_names(groups: Sequence[Facts]) -> list[Name]:
-    """A unique name for each group: algorithm and data, and what else distinguishes it."""
+    The keys have at most LIMIT characters; the values have everything that differs.
+    """
     firsts, alike = [], dict[str, list[Facts]]()
     for group in groups:
         data = group["data"]
@@ -80,7 +76,8 @@ def group_names(groups: Sequence[Facts]) -> list[Name]:
         firsts.append(f"{group['algorithm']} on {on}")
         alike.setdefault(firsts[-1], []).append(group)
     keys = {first: _distinguishing(own) for first, own in alike.items()}
-    names, taken = [], Counter[str]()
+    names: dict[str, str] = {}
+    taken = Counter[str]()
     for group, first in zip(groups, firsts, strict=True):
         whole = ", ".join([first, *(f"{k}={group[k]}" for k in keys[first] if k in group)])
         short = whole
@@ -88,7 +85,7 @@ def group_names(groups: Sequence[Facts]) -> list[Name]:
             cut = whole[: LIMIT - 1]
             short = f"{cut[: cut.rfind(', ')] if ', ' in cut else cut} …"
         taken[short] += 1
-        names.append(Name(short if taken[short] == 1 else f"{short} ({taken[short]})", whole))
+        names[short if taken[short] == 1 else f"{short} ({taken[short]})"] = whole
     return names
 
 
@@ -126,9 +123,8 @@ def methods_of(runs: Sequence[Source], by: Sequence[str] = ()) -> tuple[list[Met
     facts = [own for own, _ in groups]
     varied = [key for key in facts[0] if len({own[key] for own in facts}) > 1]
     data = ", ".join(sorted({own["data"] for own in facts}))
-    check(
-        "data" not in varied, f"The runs are on different data: {data}. Use runs on one data set."
-    )
+    same = "data" not in varied
+    check(same, f"The runs are on different data: {data}. Use runs on one data set.")
     for key in by:
         if key not in facts[0]:
             raise unknown("setting for --by", key, facts[0])

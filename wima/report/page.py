@@ -21,7 +21,7 @@ from wima.core.measure import Measure, megabytes
 from wima.report.figures import PANELS, band_of
 from wima.report.inputs import Omitted, Source
 from wima.report.names import proper
-from wima.report.notes import bytes_notes, gain_notes, settings_notes
+from wima.report.notes import Section, below, bytes_notes, gain_notes, settings_notes
 from wima.report.paper_page import (
     TITLE,
     Found,
@@ -32,9 +32,8 @@ from wima.report.paper_page import (
     glance_notes,
     headline,
 )
-from wima.report.sections import Section, below
 from wima.report.statistics import Curve, thinned
-from wima.report.table import Entry, Table, common_seeds
+from wima.report.table import Entry, Table, all_runs, common_seeds
 from wima.runs.summary import sparse_until
 
 FOLDER = Path(__file__).parent / "web"
@@ -62,23 +61,17 @@ def page(
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     beside = beside_paper(tables)
+    remarks = " ".join(glance_notes(beside))
     by_data = "\n\n".join(f"## {name}\n\n{text}" for name, text in author.by_data.items())
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, keep_trailing_newline=True
-    )
+    general, details = _html(author.general), _html(by_data)
+    loader = FileSystemLoader(FOLDER)
+    environment = Environment(loader=loader, autoescape=True, keep_trailing_newline=True)
     return environment.get_template("page.html").render(
         facts=facts,
         headline=headline(tables),
-        glance={
-            **glance(beside)._asdict(),
-            "title": TITLE,
-            "notes": " ".join(glance_notes(beside)),
-        },
+        glance={**glance(beside)._asdict(), "title": TITLE, "notes": remarks},
         forest=forest(comparisons(tables)),
-        notes=[
-            ("notes", "Notes", _html(author.general)),
-            ("details", "By data set", _html(by_data)),
-        ],
+        notes=[("notes", "Notes", general), ("details", "By data set", details)],
         policy={name: _hash(text) for name, text in (("style", style), ("script", script))},
         style=style,
         script=script,
@@ -114,7 +107,7 @@ def forest(found: Sequence[Found]) -> dict[str, Any]:
     blocks = [_block([one for one in shown if one.entry.column == name]) for name in columns]
     unit = "in points" if measure.is_share else f"of test {measure.metric}"
     notes = [f"Average minus plain, {unit}, with 95 % intervals; an axis per block."]
-    notes += [CIRCLES] if any(one.paper is not None for one in shown) else []
+    notes += [CIRCLES] if any(one.entry.paper_gain is not None for one in shown) else []
     if len(found) > GAINS:
         notes.append(f"The first {GAINS} of {len(found)}; all are in data.csv.")
     return {"blocks": blocks, "notes": " ".join(notes)}
@@ -127,7 +120,7 @@ def _block(found: Sequence[Found]) -> dict[str, Any]:
     for one in found:
         half = 0.0 if isnan(one.gain.half) else one.gain.half
         ends += [measure.factor * (one.gain.mean + side * half) for side in (-1, 1)]
-        ends += [] if one.paper is None else [one.paper]
+        ends += [] if one.entry.paper_gain is None else [one.entry.paper_gain]
     room = 0.06 * (max(ends) - min(ends)) or 1.0
     low, high = min(ends) - room, max(ends) + room
 
@@ -139,17 +132,18 @@ def _block(found: Sequence[Found]) -> dict[str, Any]:
         mean, half = measure.factor * one.gain.mean, measure.factor * one.gain.half
         unclear = isnan(half) or abs(mean) <= half
         first, *rest = measure.interval(one.gain).split(" ", 1)
-        row = {
-            "name": proper(one.entry.row),
-            "kind": "unclear" if unclear else "better" if measure.sign * mean > 0 else "worse",
-            "at": at(mean),
-            "ends": [] if isnan(half) else [at(mean - half), at(mean + half)],
-            "paper": "" if one.paper is None else at(one.paper),
-            "same": one.table.sheet.scale == "paper",
-            "mean": first,
-            "interval": " ".join(rest),
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "name": proper(one.entry.row),
+                "kind": "unclear" if unclear else "better" if measure.sign * mean > 0 else "worse",
+                "at": at(mean),
+                "ends": [] if isnan(half) else [at(mean - half), at(mean + half)],
+                "paper": "" if one.entry.paper_gain is None else at(one.entry.paper_gain),
+                "same": one.table.sheet.scale == "paper",
+                "mean": first,
+                "interval": " ".join(rest),
+            }
+        )
     ticks = [t for t in MaxNLocator(3).tick_values(low, high) if low <= t <= high]
     texts = [f"{round(t, 9):+g}".replace("-", "−") if abs(t) > 1e-9 else "0" for t in ticks]
     marks = [(at(tick), text) for tick, text in zip(ticks, texts, strict=True)]
@@ -162,8 +156,7 @@ def _block(found: Sequence[Found]) -> dict[str, Any]:
 def payload(tables: Sequence[Table], omitted: Sequence[Omitted]) -> dict[str, Any]:
     """Everything that the page draws, as JSON."""
     measure = tables[0].measure
-    shown = {run.number: run for table in tables for run in table.runs()}
-    runs = sorted(shown.values(), key=lambda run: str(run.path))
+    runs = sorted(all_runs(tables), key=lambda run: str(run.path))
     index = {run.number: i for i, run in enumerate(runs)}
     entries = [entry for table in tables for entry in table.entries.values()]
     count = 3 * sum(band_of(entry.members) is not None for entry in entries)
@@ -188,9 +181,7 @@ def payload(tables: Sequence[Table], omitted: Sequence[Omitted]) -> dict[str, An
 
 def _table(table: Table, index: Mapping[int, int], points: int) -> dict[str, Any]:
     sheet = table.sheet
-    names = ["name", "title", "shown", "kind", "scale", "note", "command"]
-    names += ["rows", "columns", "headings"]
-    facts = {name: getattr(sheet, name) for name in names}
+    facts = {key: value for key, value in sheet._asdict().items() if key not in ("cells", "last")}
     facts |= {"slug": table.slug, "last": table.last, "settings": settings_notes(table)}
     facts |= {"seeds": common_seeds(table), "long": dict(table.long)}
     facts |= {"sections": made} if (made := [*map(_section, below(table))]) else {}
@@ -201,19 +192,15 @@ def _table(table: Table, index: Mapping[int, int], points: int) -> dict[str, Any
 
 def _section(section: Section) -> dict[str, Any]:
     """A section below a table; the points of its figure have two decimals."""
-    made: dict[str, Any] = {
-        "title": section.title,
-        "notes": section.notes,
-        "grid": section.grid[:3],
-    }
-    if section.picture is not None:
-        panels = [
-            [title, {h: np.round(points, 2).tolist() for h, points in lines.items()}]
-            for title, lines in section.picture.panels[:PANELS]
-        ]
-        hidden = len(section.picture.panels) - len(panels)
-        made["picture"] = [*section.picture[:3], panels, hidden]
-    return made
+    made = {"title": section.title, "notes": section.notes, "grid": section.grid[:3]}
+    if section.picture is None:
+        return made
+    *axes, panels = section.picture
+    shown = [
+        [title, {h: np.round(points, 2).tolist() for h, points in lines.items()}]
+        for title, lines in panels[:PANELS]
+    ]
+    return {**made, "picture": [*axes, shown, len(panels) - len(shown)]}
 
 
 def _entry(table: Table, entry: Entry, index: Mapping[int, int], points: int) -> dict[str, Any]:
@@ -229,12 +216,9 @@ def _entry(table: Table, entry: Entry, index: Mapping[int, int], points: int) ->
         values = [getattr(score, name) for score in scores]
         return shown(float(np.mean(values))) if values else None
 
+    heading = sheet.headings.index(entry.heading) if entry.heading in sheet.headings else -1
     made: dict[str, Any] = {
-        "at": [
-            sheet.rows.index(entry.row),
-            sheet.columns.index(entry.column),
-            sheet.headings.index(entry.heading) if entry.heading in sheet.headings else -1,
-        ],
+        "at": [sheet.rows.index(entry.row), sheet.columns.index(entry.column), heading],
         "mean": shown(entry.mean),
         "deviation": shown(entry.deviation),
         "text": entry.text,
@@ -252,13 +236,14 @@ def _entry(table: Table, entry: Entry, index: Mapping[int, int], points: int) ->
     if entry.printed is not None:
         made["paper"] = entry.printed.value
         made |= {"where": entry.printed.where, "remark": entry.printed.remark}
-        made["paperGain"] = table.paper_gain(entry)
+        made["paperGain"] = entry.paper_gain
     if band := band_of(entry.members):  # the mean over seeds as a curve, with its ends
         scale = measure.factor * 10**measure.digits
         kept = np.isin(band.rounds, thinned(band.mean, points).rounds)
         made["band"] = _curve(band.mean, points, scale)
-        for name, values in (("low", band.values.min(axis=0)), ("high", band.values.max(axis=0))):
-            made["band"][name] = _points(Curve(band.rounds[kept], values[kept]), scale)["v"]
+        for name, end in (("low", band.values.min), ("high", band.values.max)):
+            values = end(axis=0)[kept]
+            made["band"][name] = _points(Curve(band.rounds[kept], values), scale)["v"]
         made["band"]["seeds"] = band.seeds
     return made
 

@@ -20,7 +20,7 @@ from wima.report.inputs import Omitted
 from wima.report.names import proper
 from wima.report.notes import gain_notes, notes
 from wima.report.statistics import Interval, corrected
-from wima.report.table import Entry, Grid, Table
+from wima.report.table import Entry, Grid, Table, all_runs, narrowed
 from wima.report.text import in_markdown, markdown, markdown_list, markdown_table
 
 NOT_AVERAGED = ("wima1", PLAIN)  # a mean of one model
@@ -45,10 +45,6 @@ class Found(NamedTuple):
     def gain(self) -> Interval:
         assert self.entry.gain is not None
         return self.entry.gain
-
-    @property
-    def paper(self) -> float | None:
-        return self.table.paper_gain(self.entry)
 
 
 # The headline
@@ -83,10 +79,9 @@ def headline(tables: Sequence[Table]) -> str:
         return "No comparison yet: no finished run has an average beside the plain model."
     models = {one.entry.model for one in found}
     who = f"Averaging ({proper(models.pop())})" if len(models) == 1 else "Averaging"
-    counts = {_seeds(one.gain) for one in found}
-    few, many = min(counts), max(counts)
-    seeds = f"{many} seeds." if few == many else f"{few} to {many} seeds."
-    seeds = "1 seed: this says nothing about other seeds." if counts == {1} else seeds
+    counts = sorted({_seeds(one.gain) for one in found})
+    seeds = f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds."
+    seeds = "1 seed: this says nothing about other seeds." if counts == [1] else seeds
 
     def points(value: float) -> str:
         return measure.number(value, signed=True) + (" points" if measure.is_share else "")
@@ -98,7 +93,8 @@ def headline(tables: Sequence[Table]) -> str:
         gain = found[0].gain
         text = f"{who} changes test {measure.metric} by {points(gain.mean)}"
         if isnan(gain.half):
-            text += ", no interval: too few evaluations"
+            why = "all differences are equal" if gain.is_constant else "too few evaluations"
+            text += f", no interval: {why}"
         else:
             text += between(gain.mean - gain.half, gain.mean + gain.half)
         return f"{text} ({found[0].place}). {seeds}"
@@ -106,21 +102,20 @@ def headline(tables: Sequence[Table]) -> str:
     improvements = [measure.sign * one.gain.mean for one in found]
     better = sum(improvement > 0 for improvement in improvements)
     known = sum(not isnan(one.gain.half) for one in found)
-    sure = " (too few evaluations for intervals)"
+    constant = any(one.gain.is_constant for one in found)
+    sure = f" ({'no intervals' if constant else 'too few evaluations for intervals'})"
     if known:
         clear = [measure.sign * one.gain.mean > 0 for one in found if one.gain.marked]
         worse = f", significantly worse in {clear.count(False)}" if False in clear else ""
         some = "" if known == len(found) else f" of {known} with an interval"
         sure = f" (significantly in {clear.count(True)}{some}{worse})"
-    up = measure.sign > 0
     gains = sorted(one.gain.mean for one in found)
-    middle = f"median {'gain' if up else 'change'} {points(median(gains))}"
+    gain_or, loss_or = ("gain", "loss") if measure.sign > 0 else ("change", "rise")
+    middle = f"median {gain_or} {points(median(gains))}"
     if ends := median_interval(gains):
         middle += between(*ends)
     worst = found[improvements.index(min(improvements))]
-    name = "smallest gain" if up else "smallest change"
-    if min(improvements) < 0:
-        name = "largest loss" if up else "largest rise"
+    name = f"largest {loss_or}" if min(improvements) < 0 else f"smallest {gain_or}"
     least = f"{name} {points(worst.gain.mean)} ({worst.place})"
     what = f"{who} improves test {measure.metric} in {better} of {len(found)} comparisons"
     return f"{what}{sure}; {middle}; {least}. {seeds}"
@@ -169,7 +164,7 @@ def glance(found: Sequence[Found]) -> Grid:
     """The paper's gains beside ours: a line for each data set and method."""
     lines = []
     for table, entry in found:
-        paper, gain, measure = table.paper_gain(entry), entry.gain, table.measure
+        paper, gain, measure = entry.paper_gain, entry.gain, table.measure
         theirs = "N/A" if paper is None else measure.number(paper / 100, signed=True)
         ours = "N/A" if gain is None else measure.interval(gain)
         seeds = entry.basis if gain is None else str(_seeds(gain))
@@ -202,31 +197,29 @@ def glance_notes(found: Sequence[Found]) -> list[str]:
     return lines
 
 
-def opening(found: Sequence[Found]) -> tuple[str, str, list[Pair]]:
-    """The data set with the most methods at the paper's scale: file name, column and panels."""
+def opening(found: Sequence[Found]) -> tuple[str, list[Pair]]:
+    """The data set with the most methods at the paper's scale: its column, and the panels."""
     shown = [one for one in found if one.table.sheet.scale == "paper"]
-    counts = Counter(one.entry.column for one in shown)
-    if not counts:
-        return "", "", []
-    [(column, _)] = counts.most_common(1)
-    shown = [one for one in shown if one.entry.column == column]
+    [(column, _)] = Counter(one.entry.column for one in shown).most_common(1) or [("", 0)]
     pairs = []
-    for table, entry in shown:
+    for table, entry in (one for one in shown if one.entry.column == column):
         seeds = f"{entry.seeds} seed{'s' * (entry.seeds > 1)}" if entry.seeds else entry.basis
-        missing = " (paper: N/A)" if table.paper_gain(entry) is None else ""
+        missing = " (paper: N/A)" if entry.paper_gain is None else ""
         models = filter(None, (table.plain(entry), entry))
         title = f"{proper(entry.row)}, {seeds}{missing}"
         pairs.append((title, [(model, proper(model.model)) for model in models]))
-    stem = re.sub(r"[^a-z0-9]+", "-", f"{shown[0].table.slug}-{column}".lower()).strip("-")
-    return stem, column, pairs
+    return column, pairs
 
 
 def draw_opening(found: Sequence[Found], folder: Path) -> str:
     """Draw the opening, if the paper's scale was run; returns the file's name."""
-    stem, column, pairs = opening(found)
+    column, pairs = opening(found)
     if not pairs:
         return ""
-    figure = opening_figure(pairs, f"{column}, at the paper's scale", found[0].table.measure)
+    of_paper = (one for one in found if one.table.sheet.scale == "paper")
+    table = next(one.table for one in of_paper if one.entry.column == column)
+    stem = re.sub(r"[^a-z0-9]+", "-", f"{table.slug}-{column}".lower()).strip("-")
+    figure = opening_figure(pairs, f"{column}, at the paper's scale", table.measure)
     return save(figure, folder, stem, "png", dpi=DPI)[0]
 
 
@@ -290,15 +283,15 @@ def markdown_page(
     else:
         parts += ["#" + markdown(table).rstrip("\n") for table in tables]
 
-    runs = {run.number: run for table in tables for run in table.runs()}.values()
+    runs = all_runs(tables)
     keys = ("processor", "cores", "python", "torch", "wima", "code")
     facts_of = ([f"{k} {r.environment[k]}" for k in keys if r.environment.get(k)] for r in runs)
     machines = Counter(map(", ".join, facts_of))
     lines = [f"{sum(run.seconds or 0 for run in runs) / 3600:.1f} hours of rounds in total"]
     lines += [f"{n} run{'s' * (n > 1)}: {machine}" for machine, n in machines.most_common()]
     parts += ["## Machines", markdown_list(lines)]
-    left = [f"- {in_markdown(item.path)}: {in_markdown(item.reason)}" for item in omitted]
-    parts += ["## Left out", "\n".join(left)] if left else []
+    left = [f"{item.path}: {item.reason}" for item in omitted]
+    parts += ["## Left out", markdown_list(left)] if left else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -306,9 +299,9 @@ def _legend(tables: Sequence[Table]) -> list[str]:
     """The notes that several tables have in common, once each."""
     lines = [line for table in tables for line in gain_notes(table) if "Holm" not in line]
     counts = [
-        f"{len(table.gains)} in {' '.join(filter(None, [table.sheet.name, table.sheet.scale]))}"
+        f"{len(table.intervals)} in {f'{table.sheet.name} {table.sheet.scale}'.strip()}"
         for table in tables
-        if table.gains
+        if table.intervals
     ]
     lines.append(f"{HOLM} {', '.join(counts)}.")
     smaller = [table.sheet for table in tables if table.sheet.scale not in ("", "paper")]
@@ -320,23 +313,18 @@ def by_data(tables: Sequence[Table]) -> dict[str, list[Table]]:
     """For each data set, its columns as a table each; several are named in their titles."""
     found: dict[str, list[Table]] = {}
     for table in tables:
-        columns: dict[str, dict[str, list[Entry]]] = {}  # data set -> column -> entries
+        parts: dict[tuple[str, str], list[Entry]] = {}  # by data set and column
         for column in table.sheet.columns:
             for entry in (e for e in table.entries.values() if e.column == column):
                 runs = [member.run for member in entry.members if member.run is not None]
                 if runs:
-                    own = columns.setdefault(proper(runs[0].settings.data.name), {})
-                    own.setdefault(column, []).append(entry)
-        for name, own in columns.items():
-            for column, entries in own.items():
-                rows, headings = {e.row for e in entries}, {e.heading for e in entries}
-                title = table.sheet.title + (f": {column}" if len(own) > 1 else "")
-                sheet = table.sheet._replace(
-                    title=title,
-                    rows=[row for row in table.sheet.rows if row in rows],
-                    columns=[column],
-                    headings=[heading for heading in table.sheet.headings if heading in headings],
-                )
-                part = table._replace(sheet=sheet, entries={e.place: e for e in entries})
-                found.setdefault(name, []).append(part)
+                    place = proper(runs[0].settings.data.name), column
+                    parts.setdefault(place, []).append(entry)
+        columns = Counter(name for name, _ in parts)
+        for (name, column), entries in parts.items():
+            title = table.sheet.title + (f": {column}" if columns[name] > 1 else "")
+            rows, headings = {e.row for e in entries}, {e.heading for e in entries}
+            sheet = narrowed(table.sheet, rows, {column}, headings)._replace(title=title)
+            part = table._replace(sheet=sheet, entries={e.place: e for e in entries})
+            found.setdefault(name, []).append(part)
     return found

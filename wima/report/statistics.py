@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wima.core.statistics import LAST, RISK, holm, of_independent, of_series
+from wima.core.statistics import LAST, LEAST, RISK, holm, of_independent, of_series
 
 Floats = NDArray[np.float64]
 Basis = Literal["seeds", "rounds"]
+CONSTANT = "No interval where all differences are equal: with few of them, that is often chance."
 
 
 class Curve(NamedTuple):
@@ -44,6 +45,12 @@ class Interval(NamedTuple):
     size: int  # seeds, or evaluated rounds
     p: float  # probability of a mean this far from zero if the true mean is zero
     holm: float = nan  # p, corrected for the number of intervals in the table
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether there is no interval because all differences are equal."""
+        enough = self.size >= (2 if self.basis == "seeds" else LEAST)
+        return enough and isnan(self.half) and not isnan(self.mean)
 
     @property
     def marked(self) -> bool:

@@ -4,7 +4,6 @@ A report's tables compare averages with the plain model of the same place; `wima
 table of methods and models, which it compares with one of its entries.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, product
 from math import isnan, nan
@@ -62,6 +61,7 @@ class Entry(NamedTuple):
     mean: float  # NaN: see `text`
     deviation: float  # over seeds
     printed: Printed | None = None
+    paper_gain: float | None = None  # the difference between the paper's two numbers, in points
     gain: Interval | None = None  # over plain, or over the baseline of a comparison
 
     @property
@@ -139,21 +139,24 @@ class Table(NamedTuple):
         """All gains, in the order of the entries."""
         return [entry.gain for entry in self.entries.values() if entry.gain]
 
-    def runs(self) -> Iterable[Source]:
-        members = (member for entry in self.entries.values() for member in entry.members)
-        return {m.run.number: m.run for m in members if m.run is not None}.values()
+    @property
+    def intervals(self) -> list[Interval]:
+        """The gains with an interval, for whose number Holm corrects."""
+        return [gain for gain in self.gains if not isnan(gain.half)]
+
+    def runs(self) -> list[Source]:
+        return all_runs([self])
 
     def plain(self, entry: Entry) -> Entry | None:
         """The plain model in the same place."""
         return self.entries.get((entry.row, entry.column, PLAIN))
 
-    def paper_gain(self, entry: Entry) -> float | None:
-        """The difference between the paper's two numbers, in points."""
-        plain = self.plain(entry)
-        if entry.heading == PLAIN or plain is None or not (entry.printed and plain.printed):
-            return None
-        own, base = entry.printed.value, plain.printed.value
-        return None if own is None or base is None else own - base
+
+def all_runs(tables: Iterable[Table]) -> list[Source]:
+    """The runs behind these tables, each once."""
+    entries = (entry for table in tables for entry in table.entries.values())
+    members = (member for entry in entries for member in entry.members)
+    return [*{m.run.number: m.run for m in members if m.run is not None}.values()]
 
 
 # The runs in each place: seed -> run, and the name of the model in its records.
@@ -164,18 +167,24 @@ def sheet_table(path: Path, sheet: Sheet, data: Data, measure: Measure) -> Table
     """The table of a sheet and the runs beside it, without rows and columns that have no runs."""
     started = [cell for cell in sheet.cells if (path.parent / cell.run).exists()] or sheet.cells
     rows, columns = {cell.row for cell in started}, {cell.column for cell in started}
-    sheet = sheet._replace(
-        rows=[row for row in sheet.rows if row in rows],
-        columns=[column for column in sheet.columns if column in columns],
-        cells=[cell for cell in sheet.cells if cell.row in rows and cell.column in columns],
-    )
     places: Places = {}
-    for cell in sheet.cells:
+    for cell in (c for c in sheet.cells if c.row in rows and c.column in columns):
         run = data.runs.get((path.parent / cell.run).resolve())
         for heading, model in cell.models.items():
             seeds = places.setdefault((cell.row, cell.column, heading), {})
             seeds.setdefault(cell.seed, (run, model))
-    return make_table(sheet, places, measure)
+    return make_table(narrowed(sheet, rows, columns, sheet.headings), places, measure)
+
+
+def narrowed(
+    sheet: Sheet, rows: Collection[str], columns: Collection[str], headings: Collection[str]
+) -> Sheet:
+    """The sheet with only these names, in its own order."""
+    return sheet._replace(
+        rows=[row for row in sheet.rows if row in rows],
+        columns=[column for column in sheet.columns if column in columns],
+        headings=[heading for heading in sheet.headings if heading in headings],
+    )
 
 
 def runs_table(runs: Sequence[Source], measure: Measure) -> tuple[Table, list[Omitted]]:
@@ -199,14 +208,13 @@ def runs_table(runs: Sequence[Source], measure: Measure) -> tuple[Table, list[Om
                 why = f"the same settings and seed as {first.path}"
                 repeats.append(Omitted(str(run.path), why))
         for model in models_of(seeds.values()):
-            places[name.short, "", model] = {seed: (run, model) for seed, run in seeds.items()}
+            places[name, "", model] = {seed: (run, model) for seed, run in seeds.items()}
     headings = sorted(models_of(runs), key=lambda heading: heading != PLAIN)
     last = last_rounds(min((run.settings.rounds for run in runs), default=1))
-    title = "Runs" if len(names) > 1 else f"Runs of {names[0].short}"
-    rows = [name.short for name in names]
-    sheet = own_sheet(RUNS, title, last, rows=rows, headings=headings)
-    table = make_table(sheet, places, measure)
-    return table._replace(long={n.short: n.whole for n in names if n.whole != n.short}), repeats
+    title = "Runs" if len(names) > 1 else f"Runs of {next(iter(names))}"
+    sheet = own_sheet(RUNS, title, last, rows=[*names], headings=headings)
+    long = {name: whole for name, whole in names.items() if name != whole}
+    return make_table(sheet, places, measure)._replace(long=long), repeats
 
 
 def models_of(runs: Iterable[Source]) -> list[str]:
@@ -214,27 +222,31 @@ def models_of(runs: Iterable[Source]) -> list[str]:
     return list(dict.fromkeys(model for run in runs for model in run.models)) or [PLAIN]
 
 
-def make_table(
-    sheet: Sheet, places: Places, measure: Measure, baseline: Place | None = None
-) -> Table:
+def make_table(sheet: Sheet, places: Places, measure: Measure, base: Place | None = None) -> Table:
     """The numbers of a sheet, with gains corrected for their number (Holm)."""
     last = measure.last or sheet.last
     entries = {}
     for place, seeds in places.items():
         members = [_member(seed, *seeds[seed], last, measure) for seed in sorted(seeds)]
-        paper = printed(sheet.name, *place) if measure.is_share else None
-        entries[place] = _entry(place, members, paper)
-    table = Table(sheet, measure, last, entries, baseline)
+        number = printed(sheet.name, *place) if measure.is_share else None
+        entry = Entry(*place, members, nan, nan, number)
+        if not entry.diverged:  # else the other seeds would look too good
+            mean, deviation = over_seeds([score.mean for score in entry.scores.values()])
+            entry = entry._replace(mean=mean, deviation=deviation)
+        entries[place] = entry
+    table = Table(sheet, measure, last, entries, base)
     gains = {}
     for place, entry in entries.items():
-        base = entries[baseline] if baseline else table.plain(entry)
-        if base is not None and base is not entry:
-            gains[place] = _gain(entry, base, last if baseline is None else None)
-    known = {place: gain for place, gain in gains.items() if gain is not None}
-    marked = dict(zip(known, corrected([*known.values()]), strict=True))
-    return table._replace(
-        entries={place: entry._replace(gain=marked.get(place)) for place, entry in entries.items()}
-    )
+        plain = table.plain(entry)
+        other = entries[base] if base else plain
+        if other and other is not entry and (own := _gain(entry, other, None if base else last)):
+            gains[place] = own
+        paper, its = (e.printed.value if e and e.printed else None for e in (entry, plain))
+        if plain is not entry and paper is not None and its is not None:
+            entries[place] = entry._replace(paper_gain=paper - its)
+    for place, own in zip(gains, corrected([*gains.values()]), strict=True):
+        entries[place] = entries[place]._replace(gain=own)
+    return table
 
 
 def _member(seed: int, run: Source | None, model: str, last: int, measure: Measure) -> Member:
@@ -245,24 +257,8 @@ def _member(seed: int, run: Source | None, model: str, last: int, measure: Measu
     numbers = score(curve, run.done, last, measure.target, measure.sign)
     sent = run.curves.get(("", "bytes"))
     there = sent.values[sent.rounds == numbers.reached] if sent else []
-    return Member(
-        seed=seed,
-        model=model,
-        run=run,
-        curve=curve,
-        window=run.curves.get((model, "window")),
-        score=numbers,
-        sent=int(there[0]) if len(there) else None,
-    )
-
-
-def _entry(place: Place, members: list[Member], paper: Printed | None) -> Entry:
-    """The level: mean and deviation over the finished seeds; NaN if one of them diverged."""
-    entry = Entry(*place, members, nan, nan, paper)
-    if entry.diverged:  # the others would look too good
-        return entry
-    mean, deviation = over_seeds([score.mean for score in entry.scores.values()])
-    return entry._replace(mean=mean, deviation=deviation)
+    window, until = run.curves.get((model, "window")), int(there[0]) if len(there) else None
+    return Member(seed, model, run, curve, window=window, score=numbers, sent=until)
 
 
 def _gain(entry: Entry, base: Entry, last: int | None) -> Interval | None:
@@ -320,15 +316,13 @@ def grid(table: Table) -> Grid:
         entries = [table.entries.get(place) for place in places]
         if not any(entries):
             continue
-        cells = [*names]
-        for place, entry in zip(places, entries, strict=True):
+        cells, gains = [*names], [_gain_text(entry, measure) for entry in entries]
+        for place, entry, text in zip(places, entries, gains, strict=True):
             best |= {(len(lines), len(cells))} if place in leaders else set()
             cells.append(_value_text(entry, measure))
-            if labels == 1 and place[2] in gained:
-                cells.append(_gain_text(table, entry))
+            cells += [text] if labels == 1 and place[2] in gained else []
         lines.append([*cells, *(_seeds(entries) for _ in counted)])
-        gains = [_gain_text(table, entry) for entry in entries] if labels > 1 else []
-        if any(gains):
+        if labels > 1 and any(gains):
             lines.append([names[0], GAIN + names[1], *gains, *("" for _ in counted)])
     return Grid(labels, [*header, *counted], lines, best)
 
@@ -400,13 +394,13 @@ def _value_text(entry: Entry | None, measure: Measure) -> str:
     return f"{ours} ({paper:.2f}, {measure.number(entry.mean - paper / 100, signed=True)})"
 
 
-def _gain_text(table: Table, entry: Entry | None) -> str:
+def _gain_text(entry: Entry | None, measure: Measure) -> str:
     """The gain over plain with its interval, followed by the paper's gain."""
     if entry is None or entry.gain is None:
         return ""
-    paper = table.paper_gain(entry)
-    behind = "" if paper is None else f" ({table.measure.number(paper / 100, signed=True)})"
-    return table.measure.interval(entry.gain) + behind
+    paper = entry.paper_gain
+    behind = "" if paper is None else f" ({measure.number(paper / 100, signed=True)})"
+    return measure.interval(entry.gain) + behind
 
 
 def _reached_text(entry: Entry | None) -> str:
@@ -423,7 +417,7 @@ def _reached_text(entry: Entry | None) -> str:
 
 def _seeds(entries: Collection[Entry | None]) -> str:
     """The seeds of a line: one text if all entries agree, else one for each, in order."""
-    texts = Counter(entry.basis for entry in entries if entry)
-    if len(texts) == 1:
-        return next(iter(texts))
+    texts = [entry.basis for entry in entries if entry]
+    if len({*texts}) == 1:
+        return texts[0]
     return " / ".join(entry.basis if entry else "none" for entry in entries)

@@ -1,7 +1,5 @@
 """Tables as Markdown, LaTeX and CSV, and every number as a line of CSV."""
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
@@ -10,14 +8,14 @@ from typing import Any
 
 from wima.core.text import in_spreadsheet
 from wima.report.names import proper
-from wima.report.notes import bytes_notes, level_note, notes
-from wima.report.sections import Section, below
+from wima.report.notes import Section, below, bytes_notes, level_note, notes
 from wima.report.table import GAIN, Entry, Grid, Table, grid, target_grid
 
 DATA = ["sheet", "row", "column", "heading", "seed", "run", "model", "state"]
 DATA += ["rounds_done", "rounds", "mean", "deviation", "jump", "forgetting", "reached"]
 DATA += ["evaluations", "seeds", "gain", "gain_half", "gain_basis", "gain_size"]
 DATA += ["gain_p", "gain_p_holm", "paper", "where", "remark"]
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+][0-9]+)?")
 SPECIAL = {char: "\\" + char for char in "&%$#_{}"}
 SPECIAL |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {"±": r"$\pm$", "α": r"$\alpha$", "−": "$-$", "<": "$<$", ">": "$>$", '"': "''"}
@@ -92,7 +90,7 @@ def latex(table: Table) -> str:
         parts.append("In parentheses: the paper's number, and ours minus the paper's.")
     parts += ["Bold: the best model in each place."] if rows.best else []
     parts += ["Gain: over plain, with its 95 % interval."] if table.gains else []
-    shown = [gain for gain in table.gains if not isnan(gain.half)]
+    shown = table.intervals
     parts += ["*: from a single run."] if any(gain.basis == "rounds" for gain in shown) else []
     if any(gain.marked for gain in shown):
         parts.append("†: excludes zero after Holm's correction.")
@@ -115,14 +113,12 @@ def section_latex(table: Table, section: Section) -> str:
     return environment(comments, caption, body, f"{table.slug}-{section.name}")
 
 
-def environment(
-    comments: Iterable[str], caption: str, tabulars: Sequence[str], label: str = ""
-) -> str:
-    """A floating table around tabulars, after comments, which LaTeX ignores."""
+def environment(comments: Iterable[str], caption: str, body: Sequence[str], label: str = "") -> str:
+    """A floating table around its body, after comments, which LaTeX ignores."""
     lines = [" ".join(text.split()).encode("ascii", "backslashreplace") for text in comments]
     top = [*(f"% {line.decode()}" for line in lines), r"\begin{table}", r"\centering\small"]
     top += [rf"\caption{{{in_latex(caption)}}}", *([rf"\label{{tab:{label}}}"] if label else [])]
-    return "\n".join([*top, *tabulars, r"\end{table}", ""])
+    return "\n".join([*top, *body, r"\end{table}", ""])
 
 
 def tabular(table: Grid, papers: bool = True) -> list[str]:
@@ -155,25 +151,17 @@ def tabular(table: Grid, papers: bool = True) -> list[str]:
 # CSV
 
 
-def csv_text(lines: Iterable[Sequence[Any]]) -> str:
-    """Lines of CSV; empty where there is no number; no text is a formula for a spreadsheet."""
+def csv_text(header: Sequence[str], lines: Iterable[Sequence[Any] | Mapping[str, Any]]) -> str:
+    """CSV of lines or of records: text in quotes, and nothing where there is no number."""
 
-    def cell(item: Any) -> Any:
-        if item is None or (isinstance(item, float) and isnan(item)):
-            return ""
-        return item if isinstance(item, int | float) else in_spreadsheet(str(item))
+    def cell(item: Any) -> str:
+        text = "" if item is None or (isinstance(item, float) and isnan(item)) else str(item)
+        if not text or NUMBER.fullmatch(text):
+            return text
+        return '"' + in_spreadsheet(text).replace('"', '""') + '"'
 
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(map(cell, line) for line in lines)
-    return file.getvalue()
-
-
-def grid_csv(table: Grid) -> str:
-    return csv_text([table.header, *table.lines])
-
-
-def csv_of(header: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
-    return csv_text([header, *([line.get(name) for name in header] for line in lines)])
+    rows = (map(x.get, header) if isinstance(x, Mapping) else x for x in (header, *lines))
+    return "".join(",".join(map(cell, row)) + "\n" for row in rows)
 
 
 def data_csv(tables: Sequence[Table]) -> str:
@@ -184,7 +172,7 @@ def data_csv(tables: Sequence[Table]) -> str:
     """
     lines = [line for table in tables for line in _data(table)]
     sent = any(line["reached_bytes"] is not None for line in lines)
-    return csv_of([*DATA, "reached_bytes"] if sent else DATA, lines)
+    return csv_text([*DATA, "reached_bytes"] if sent else DATA, lines)
 
 
 def _data(table: Table) -> Iterator[dict[str, Any]]:

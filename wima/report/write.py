@@ -15,11 +15,11 @@ from wima.core.version import __version__
 from wima.experiments.sheet import Sheet
 from wima.report.figures import draw_picture, draw_table
 from wima.report.inputs import MARKER, Data, Omitted, gather
+from wima.report.notes import below
 from wima.report.page import page
 from wima.report.paper_page import Notes, beside_paper, draw_opening, markdown_page, split_notes
-from wima.report.sections import below
-from wima.report.table import Table, grid, runs_table, sheet_table
-from wima.report.text import data_csv, grid_csv, latex, markdown, section_latex, write
+from wima.report.table import Table, all_runs, grid, runs_table, sheet_table
+from wima.report.text import csv_text, data_csv, latex, markdown, section_latex, write
 from wima.storage.files import check_place, read_text, written
 
 
@@ -88,7 +88,7 @@ def make_tables(data: Data, measure: Measure) -> tuple[list[Table], list[Omitted
         if titles[sheet.title] > 1 and sheet.scale:
             sheet = sheet._replace(title=f"{sheet.title}, scale {sheet.scale}")
         tables.append(sheet_table(path, sheet, data, measure))
-    shown = {run.number for table in tables for run in table.runs()}
+    shown = {run.number for run in all_runs(tables)}
     others = [run for run in data.runs.values() if run.number not in shown]
     repeats: list[Omitted] = []
     if others:
@@ -119,12 +119,12 @@ def _fill(
     for table in tables:
         slug, figures = table.slug, folder / "figures"
         texts = {f"{slug}.md": markdown(table), f"{slug}.tex": latex(table)}
-        texts[f"{slug}.csv"] = grid_csv(grid(table))
+        texts[f"{slug}.csv"] = csv_text(*grid(table)[1:3])
         drawn = draw_table(table, figures)
         for section in below(table):
             stem = f"{slug}-{section.name}"
             texts[f"{stem}.tex"] = section_latex(table, section)
-            texts[f"{stem}.csv"] = grid_csv(section.grid)
+            texts[f"{stem}.csv"] = csv_text(*section.grid[1:3])
             if section.picture is not None and section.picture.panels:
                 drawn += draw_picture(section.picture, table.sheet.headings, figures, stem)
         for name, text in texts.items():

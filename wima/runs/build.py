@@ -1,8 +1,10 @@
-"""Builds a task and a simulation from settings, and plans its memory and disk."""
+"""Builds a task and a simulation from settings, and checks that what grows with a run fits."""
 
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,6 @@ from wima.core.errors import check, check_range
 from wima.core.machine import memory_available
 from wima.data.load import load
 from wima.data.sets import REMARKS
-from wima.runs.folder import SNAPSHOTS
 from wima.runs.own_code import IN_PYTHON, OWN, is_own, kinds, own_data
 from wima.runs.settings import Settings
 from wima.simulation.clients import OVERHEAD
@@ -22,23 +23,21 @@ from wima.simulation.measures.base import objective
 from wima.simulation.options import Faults, LocalSGD, RunOptions
 from wima.simulation.simulate import Simulation, simulate
 from wima.simulation.task import Task, make_task
-from wima.storage.ring import BLOCK
 from wima.storage.segments import Segments, Storage
 from wima.storage.states import size
 
+SPARSER = "checkpoint_every=0 checkpoint_minutes=0"
 ARGUMENTS = {"server": "server_opt"}  # of `simulate`; the others are called like the setting
 
 
 class Plan(NamedTuple):
-    """Upper bounds, in bytes."""
+    """The largest size of what grows with a run, in bytes."""
 
     model: int
     averages: int  # sums and other states of averagers
     window: int  # past models
     clients: int  # clients' states
-    snapshots: int  # files with means of models
-    memory: int  # the total in memory
-    disk: int  # checkpoints, records, final models and snapshots
+    overhead: int = 0  # memory for each of these, wherever they are kept
 
     def in_words(self, settings: Settings) -> str:
         """The plan in words."""
@@ -48,11 +47,8 @@ class Plan(NamedTuple):
         parts = [f"model {gigabytes(self.model)}"]
         parts += [f"averages {gigabytes(self.averages)}"] if self.averages else []
         parts += [f"past models {gigabytes(self.window)} ({where})"] if self.window else []
-        if self.clients:
-            parts.append(f"clients' state up to {gigabytes(self.clients)} ({limit})")
-        needed = f"Memory: {', '.join(parts)}; {gigabytes(self.memory)} in total."
-        share = f", of which snapshots {gigabytes(self.snapshots)}" if self.snapshots else ""
-        return f"{needed} Disk: up to {gigabytes(self.disk)}{share}."
+        parts += [f"clients' state {gigabytes(self.clients)} ({limit})"] if self.clients else []
+        return f"Memory: up to {', '.join(parts)}."
 
 
 def make_plan(
@@ -61,41 +57,15 @@ def make_plan(
     """The plan of a run."""
     d = task.layout.size if task.layout else len(task.init(settings.seed))
     w = torch.empty(d, device="meta")  # has a size but takes no memory
-    trained, watched = w[: task.trained], [Last(), *averagers]
-    model, row = 4 * d, (2 if settings.store_dtype == "bfloat16" else 4) * d
-    averages = sum(a.rule().memory(w, settings.rounds) for a in averagers)
-    window = max(a.rule().history for a in watched) * row
+    row = (2 if settings.store_dtype == "bfloat16" else 4) * d
     visits = min(task.data.num_clients, settings.rounds * settings.clients_per_round)
-    clients = visits * size(algorithm.client_init(trained))
-    total = 8 * d if settings.snapshots else 0  # the sum for the next snapshot, in float64
-    memory = 4 * model + averages + (window if settings.window_store == "memory" else 0)
-    memory += (
-        int(min(clients, client_bytes(settings)))
-        + (OVERHEAD * visits if clients else 0)
-        + 2 * total
-    )
-
-    per_round = 2 * (100 + 8 * settings.clients_per_round + 100 * len(watched)) + 50
-    names = 200 * (1 + len(task.layout.slices) if task.layout else 2)  # of tensors, in each file
-    count = settings.rounds // settings.snapshots if settings.snapshots else 0
-    snapshots = count * (model + names)
-    disk = settings.rounds * per_round + len(watched) * model + snapshots
-    if settings.checkpoint_every or settings.checkpoint_minutes:
-        states = size(algorithm.init(trained)) + 2 * model  # server optimizers have at most two
-        disk += 3 * (model + states + averages + total)  # three while one is being written
-        # Segments of past models and of clients are shared and removed late: at most four times.
-        disk += 4 * window + 4 * clients + (3 * BLOCK * row if window else 0)
-    else:
-        disk += window if settings.window_store == "files" else 0
-        disk += 2 * clients if settings.client_memory_gb is not None else 0
+    clients = visits * size(algorithm.client_init(w[: task.trained]))
     return Plan(
-        model=model,
-        averages=averages,
-        window=window,
+        model=4 * d,
+        averages=sum(a.rule().memory(w, settings.rounds) for a in averagers),
+        window=max(a.rule().history for a in [Last(), *averagers]) * row,
         clients=clients,
-        snapshots=snapshots,
-        memory=memory,
-        disk=disk,
+        overhead=OVERHEAD * visits if clients else 0,
     )
 
 
@@ -106,37 +76,32 @@ def client_bytes(settings: Settings) -> float:
 
 
 def check_plan(plan: Plan, settings: Settings, folder: Path) -> None:
-    """Refuse a run that does not fit; the message lists settings that would reduce its size."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free, usage = memory_available(), shutil.disk_usage(there)
-    # A pseudo file system such as /proc reports a size of 0; writing there fails anyway.
-    own = _bytes_in(folder) + min(plan.snapshots, _bytes_in(folder.parent / SNAPSHOTS))
-    disk = usage.free + own if usage.total else plan.disk
-    advice, sparser = [], ["snapshots=0"] if plan.snapshots else []
-    if plan.window and settings.window_store == "memory":
-        advice.append("window_store=files")
-    if plan.clients and settings.client_memory_gb is None:
-        advice.append("client_memory_gb=1")
+    """Refuse past models and clients' states that do not fit; says which settings need less."""
+    in_files, budget = settings.window_store == "files", client_bytes(settings)
+    saves = bool(settings.checkpoint_every or settings.checkpoint_minutes)
+    window, clients = plan.window * (saves or in_files), plan.clients * (saves or budget < inf)
+    memory = 4 * plan.model + plan.averages + plan.window * (not in_files)
+    memory += int(min(plan.clients, budget)) + plan.overhead
+    advice = ["window_store=files"] if plan.window and not in_files else []
+    advice += ["client_memory_gb=1"] if plan.clients and budget == inf else []
     smaller = ["a smaller window"] if plan.window else []
     smaller += ["store_dtype=bfloat16"] if plan.window and settings.store_dtype == "float32" else []
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if folder.parent.exists():  # a resumed run: its result must stay the same
         smaller = []
-    check(
-        plan.memory <= free,
-        f"The run needs {gigabytes(plan.memory)} of memory, but only {gigabytes(free)} is free. "
-        f"Settings that need less: {', '.join([*advice, *smaller]) or 'a smaller model'}.",
-    )
-    check(
-        plan.disk <= disk,
-        f"The run needs up to {gigabytes(plan.disk)} on the disk of {folder}, but only "
-        f"{gigabytes(disk)} is free. Settings that need less: "
-        f"{', '.join([*sparser, *smaller, 'checkpoint_every=0 checkpoint_minutes=0'])}.",
-    )
-
-
-def _bytes_in(folder: Path) -> int:
-    """Space that the run itself already uses and will overwrite."""
-    return sum(file.stat().st_size for file in folder.glob("*"))
+    usage = shutil.disk_usage(there)
+    own = sum(file.stat().st_size for file in folder.glob("*"))  # it will be overwritten
+    # A pseudo file system such as /proc reports a size of 0; writing there fails anyway.
+    disk = usage.free + own if usage.total else inf
+    for needed, free, where, words in (
+        (memory, memory_available(), "of memory", [*advice, *smaller]),
+        (window + clients, disk, f"on the disk of {folder}", [*smaller, SPARSER]),
+    ):
+        check(
+            needed <= free,
+            f"The run needs up to {gigabytes(needed)} {where}, but only {gigabytes(free)} is free. "
+            f"Settings that need less: {', '.join(words) or 'a smaller model'}.",
+        )
 
 
 def gigabytes(count: float) -> str:
@@ -164,7 +129,7 @@ def build_task(settings: Settings) -> Task:
     shape = tuple(example.shape[1:])  # as the model sees it
     loss, metrics = objective(bundle.kind, metric)
     return make_task(
-        lambda: make(shape, bundle.classes),
+        partial(make, shape, bundle.classes),
         bundle.train,
         (bundle.x_test, bundle.y_test),
         loss=loss,

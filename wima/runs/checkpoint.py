@@ -1,13 +1,12 @@
 """Checkpoints, from which a run is resumed, and snapshots, from which any window can be computed.
 
-A checkpoint has everything that the next round depends on, and the identity of the run: what
-determines its bytes, so that a run is resumed only to the same result.  A snapshot is the mean of
+A checkpoint has everything that the next round depends on, and the identity of the run, so that a
+run is resumed only to the same result.  A snapshot is the mean of
 the models of consecutive rounds, saved as an ordinary model: `wima average` makes the mean of any
 number of them, and `wima advise` compares windows.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +15,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from wima.core.errors import RunError, UsageError, check
+from wima.core.errors import RunError, check
 from wima.core.vector import Layout, Vector, by_name, one_thread
 from wima.data.sets import REMARKS
 from wima.runs.folder import SNAPSHOTS, environment
-from wima.runs.own_code import source
+from wima.runs.identity import FACTS, VERSIONS, check_trusted, differences
+from wima.runs.own_code import OWN, source
 from wima.runs.run import Run
 from wima.runs.settings import Settings, change_settings
 from wima.simulation.engines import EXACT
@@ -31,8 +31,6 @@ from wima.storage.manifests import MALFORMED, Saved
 from wima.storage.ring import Ring
 from wima.storage.segments import Segments
 from wima.storage.states import decode, encode
-
-VERSIONS, FACTS = ("wima", "torch", "numpy"), ("engine", "data_checksum", "noise")
 
 
 class Sum(NamedTuple):
@@ -100,6 +98,8 @@ def save(
         "averages": simulation.watch.encode(tensors, rings),
         "clients": state.memory.save(store),
         "clip": state.clip,
+        "unusable": simulation.unusable,
+        "kinds": _kinds(simulation),
         "snapshot": encode(snapshots and snapshots.sum, "snapshot", tensors, rings),
     }
     manifests.save(store, simulation.t, tensors, rings, **content)
@@ -114,13 +114,17 @@ def load(
     def tensor(name: str) -> Tensor:
         return store.read(content["vectors"], name).to(state.w.device)
 
+    kinds = content.get("kinds", _kinds(simulation))
+    if kinds != _kinds(simulation):
+        message = f"has the averages {kinds}, but those of the run are {_kinds(simulation)}"
+        raise RunError(f"The checkpoint of round {saved.t} does not match: it {message}.")
     try:
         simulation.watch.load(content, store, tensor)
         like = (state.w, state.server, state.opt)
         w, server, opt = decode(content["state"], like, tensor, {})
         state.memory.load(store, content["clients"], w[: simulation.setup.task.trained])
         simulation.state = state._replace(w=w, server=server, opt=opt, clip=content.get("clip"))
-        simulation.t = saved.t
+        simulation.t, simulation.unusable = saved.t, int(content.get("unusable", 0))
         if snapshots is not None:  # the unfinished sum, if snapshots were on
             read = partial(store.read, content["vectors"])
             kept = decode(content.get("snapshot", {"value": None}), None, read, {})
@@ -130,42 +134,55 @@ def load(
         raise RunError(f"The checkpoint of round {saved.t} does not match: {reason}") from error
 
 
-# The identity of a run.
+# What a run may be resumed with.
 
 
-def identity_of(settings: Settings, simulation: Simulation) -> dict[str, Any]:
-    """What must be the same for a run to resume to the same bytes."""
-    around = {**environment(), **simulation.facts()}
-    return {**settings.in_results(), **{n: around[n] for n in (*VERSIONS, *FACTS) if n in around}}
+def check_same(run: Run, found: Sequence[Saved], now: Mapping[str, Any]) -> list[str]:
+    """Refuse to resume to a different result; returns remarks.
 
-
-def check_same(run: Run, found: Sequence[Saved], now: dict[str, Any]) -> None:
-    """Refuse to resume to a different result.  Before the first checkpoint, compare the folder."""
-    at_first = {name: run.environment.get(name) for name in (*VERSIONS, *FACTS)}
-    then = found[0].identity if found else {n: v for n, v in at_first.items() if v is not None}
-    differ = [
-        f"{name}: {value!r} then, {now.get(name)!r} now"
-        for name, value in sorted(then.items())
-        if value != json.loads(json.dumps(now.get(name)))
-        and not (name == "engine" and arithmetic(value) == arithmetic(now[name]))
-    ]
+    Before the first checkpoint, the folder says what the run was started with.
+    """
+    then = dict(found[0].identity if found else known_of(run))
+    if arithmetic(then.get("engine", now["engine"])) == arithmetic(now["engine"]):
+        then["engine"] = now["engine"]
+    start = then.get("part.start", now["part.start"])
+    if found and start != now["part.start"]:
+        del then["part.start"]
+    differ = differences(then, now)
     if not found and run.settings.run_id != run.status.get("settings", run.settings.run_id):
         differ.append("settings.toml was changed")
-    if then.get("data_checksum") != now.get("data_checksum"):
+    if then.get("data_checksum", now["data_checksum"]) != now["data_checksum"]:
         differ += [REMARKS[name] for name in (run.settings.data.name,) if name in REMARKS]
-    if differ:
-        raise UsageError(
-            f"The run in {run.path} was started with different settings, data or versions, so it "
-            "cannot be resumed to the same result:\n  " + "\n  ".join(differ) + "\nRestore what "
-            f"changed, or start a new run: `wima run {run.path / 'settings.toml'} --out ...`."
-        )
+    refuse(run, differ, "cannot be resumed to the same result")
+    remark = "The first model would now be made in another way; the run keeps the one it had."
+    return [remark] * (start != now["part.start"])
 
 
-def own_code(settings: Settings) -> dict[str, dict[str, str]]:
-    """Checksums of the files that a user's own code was loaded from, by name."""
-    loaded = {name: source(name) for name in settings.own_names()}
-    sums = {name: digest(path) for name, path in loaded.items() if path is not None}
-    return {"own_code": sums} if sums else {}
+def known_of(run: Run) -> dict[str, Any]:
+    """What a folder says about the identity of its run."""
+    facts = {name: run.environment.get(name) for name in (*VERSIONS, *FACTS)}
+    known = {name: value for name, value in facts.items() if value is not None}
+    return {**run.settings.in_results(), **known, **run.identity}
+
+
+def refuse(run: Run, differ: Sequence[str], why: str) -> None:
+    """Raise if anything differs."""
+    own = run.settings.data.name == OWN
+    check(
+        not differ,
+        f"The run in {run.path} was started with different settings, data, code or versions, so it "
+        f"{why}:\n  "
+        + "\n  ".join(differ)
+        + "\nRestore what changed, or start a new run: "
+        + (
+            "choose another out=." if own else f"`wima run {run.path / 'settings.toml'} --out ...`."
+        ),
+    )
+
+
+def _kinds(simulation: Simulation) -> dict[str, str]:
+    """Name -> class of every average."""
+    return {name: type(a).__name__ for name, a in simulation.watch.averagers.items()}
 
 
 def remarks_on(run: Run) -> list[str]:
@@ -177,14 +194,21 @@ def remarks_on(run: Run) -> list[str]:
         f"The run started on another processor ({there}; here: {this}). From here on, records and "
         "models match those of the other processor up to rounding, not bit by bit."
     )
-    before, now = run.environment.get("own_code"), own_code(run.settings).get("own_code", {})
-    changed = [name for name, total in now.items() if before and before.get(name) != total]
+    sums = run.environment.get("own_code", {})  # of earlier versions, which compared the bytes
+    files = {name: file for name in sums if (file := source(name))}
+    changed = [name for name, file in files.items() if digest(file) != sums[name]]
     code = f"The code of {', '.join(changed)} has changed; the remaining rounds use the new code."
     return [processor] * (there != this) + [code] * bool(changed)
 
 
-def settings_to_resume(run: Run, changes: Sequence[str]) -> Settings:
-    """The changed settings of a run; a new engine must give the same bytes."""
+def settings_to_resume(
+    run: Run, changes: Sequence[str], trust: bool = False, names: Collection[str] = ()
+) -> Settings:
+    """The changed settings of a run; a new engine must give the same bytes.
+
+    trust, names: see `check_trusted`.
+    """
+    check_trusted(run, trust, names)
     wanted = change_settings(run.settings, changes)
     before, after = run.settings.engine, wanted.engine
     check(

@@ -1,7 +1,7 @@
 """A run's folder: everything about the run, written as it proceeds, readable at any time.
 
 settings.toml      the resolved settings; `wima run settings.toml` repeats the run
-environment.json   versions, machine, command
+environment.json   versions, machine, command; the identity of the run, and who made the folder
 records.jsonl      one line per round; the same bytes if the run is repeated or resumed
 times.jsonl        how long each round took
 status.json        running, done, interrupted, pruned, diverged or failed; rounds done; checksums
@@ -36,13 +36,17 @@ COPY = f"{FOLDER}/{RECORDS}"
 
 
 def create_folder(path: Path, settings: Settings, facts: dict[str, Any]) -> files.Lock:
-    """Create the folder of a new run, which must not exist; returns its lock."""
+    """Create the folder of a new run, which must not exist; returns its lock.
+
+    facts: added to environment.json.
+    """
     check_free(path)
     for draft in files.drafts_of(path):
         if (draft / "lock").exists() and not files.is_running(draft):  # its process was killed
             shutil.rmtree(draft, ignore_errors=True)
     with files.written(path, folder=True, kind=UsageError) as draft:
-        lock = files.Lock(draft)
+        lock = files.Lock(draft, "lock.new")
+        (draft / "lock.new").rename(draft / "lock")  # so that others never see it without a holder
         (draft / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
         write_json(draft / "environment.json", {**environment(), **facts})
         write_status(draft, settings, "running", 0)

@@ -11,7 +11,10 @@ from wima.algorithms.base import Algorithm
 from wima.algorithms.server_opt import ServerOpt
 from wima.averaging import Averager, named
 from wima.core.errors import check
+from wima.core.text import echo
 from wima.runs.build import ARGUMENTS
+from wima.runs.checkpoint import known_of, refuse
+from wima.runs.identity import ADDRESS, VERSIONS, differences, identity_of
 from wima.runs.launch import Display, MakeDisplay, ProgressDisplay, launch, resume as resume_run
 from wima.runs.own_code import OWN, kinds
 from wima.runs.run import Models, Run, read_run, state_of, title
@@ -113,16 +116,31 @@ def _in_folder(path: Path, resume: bool, display: MakeDisplay, options: dict[str
     parts = {name: options[name] for name in OBJECTS if options[name] is not None}
     if resume and path.exists():
         before = read_run(path)
-        same = before.settings.in_results() == settings.in_results()
-        check(same, f"The run in {path} has different settings; choose another folder.")
+        differ = differences(before.settings.in_results(), settings.in_results())
+        refuse(before, differ, "has another result")
         if state_of(before) != "done":
-            resume_run(path, display, task=task, **parts)
+            names = settings.own_names()
+            resume_run(path, display, names=names, task=task, **parts)
+        else:
+            with simulate(**{**options, "engine": "serial", "workers": None, "make": None}) as same:
+                _check_done(before, identity_of(settings, same))
     else:
         launch(settings, path, display, report=lambda line: None, task=task, **parts)
     result = read_run(path, task)
     if result.metrics:
         draw_curves(result.curves, result.title, path / "curves.png", result.usual_metric)
     return result
+
+
+def _check_done(run: Run, now: dict[str, Any]) -> None:
+    """Refuse to return the result of something else; other versions are only mentioned."""
+    then = {**known_of(run), "engine": now["engine"]}
+    other = differences(
+        {n: then.pop(n) for n in VERSIONS if n in then}, {n: now[n] for n in VERSIONS}
+    )
+    refuse(run, differences(then, now), "has another result")
+    if other:
+        echo(f"The run in {run.path} was made with other versions: {'; '.join(other)}.")
 
 
 def settings_of(arguments: Mapping[str, Any]) -> Settings:
@@ -157,5 +175,6 @@ def choice_of(thing: Any, registry: Mapping[str, type[Any]] = algorithms.BY_NAME
     }
     simple = (bool, int, float, str, list, tuple)
     return Choice(
-        name=name, **{n: v if isinstance(v, simple) else repr(v) for n, v in values.items()}
+        name=name,
+        **{n: v if isinstance(v, simple) else ADDRESS.sub("", repr(v)) for n, v in values.items()},
     )

@@ -3,7 +3,7 @@
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -20,6 +20,7 @@ from wima.core.vector import by_name
 from wima.runs import checkpoint, folder
 from wima.runs.build import build
 from wima.runs.checkpoint import Snapshots
+from wima.runs.identity import identity_of, only_new, origin
 from wima.runs.own_code import IN_PYTHON, OWN
 from wima.runs.record import RECORDS, RecordFiles, as_line, sums
 from wima.runs.run import Run, is_intact, read_run
@@ -124,14 +125,15 @@ def launch(
             check_rank_0(simulation)
             if simulation.engine in NAMES:  # fix the choice of `auto`, which may differ next time
                 settings = settings.model_copy(update={"engine": simulation.engine})
-            facts: dict[str, Any] = {**simulation.facts(), **checkpoint.own_code(settings)}
+            identity = identity_of(settings, simulation)
+            facts = {**simulation.facts(), "identity": only_new(identity), "origin": origin()}
             if command:
                 facts["command"] = command
             lock = folder.create_folder(path, settings, facts)
             with contextlib.suppress(OSError):  # of a full disk
                 for line in plan:  # after all checks
                     report(line)
-            Runner(simulation, path, settings, lock, trackers, progress).run()
+            Runner(simulation, path, settings, identity, lock, trackers, progress).run()
     except KeyboardInterrupt:
         raise Interrupted("Interrupted before the first round; nothing was written.") from None
     return read_run(path)
@@ -141,19 +143,23 @@ def resume(
     path: Path,
     progress: MakeDisplay = ProgressDisplay,
     changes: Sequence[str] = (),
+    trust: bool = False,
+    names: Collection[str] = (),
     **overrides: Any,
 ) -> Run:
     """Resume a run from its newest intact checkpoint; from the start if there is none.
 
     changes: settings, as `key=value`, that affect how the run is computed but not its result.
+    trust: import code that the settings name, whoever made the folder; names: only this code.
     """
     folder.check_no_links(path)
-    run = read_run(path)
+    read_run(path)  # raises if it is none
     lock = Lock(path)
     try:
+        run = read_run(path)  # again: another process may just have ended it
         if run.status["state"] == "done" and is_intact(run):
             raise UsageError(f"The run in {path} is done; there is nothing to resume.")
-        wanted = checkpoint.settings_to_resume(run, changes)
+        wanted = checkpoint.settings_to_resume(run, changes, trust, names)
         trackers = Trackers(wanted.trackers)
         engine = run.environment.get("engine", wanted.engine)
         if engine in NAMES and wanted.engine != "auto":  # it may have been changed since
@@ -166,7 +172,8 @@ def resume(
         settings = wanted.model_copy(update={"engine": engine})
         with build(settings, path / folder.FOLDER, **overrides) as simulation:
             check_rank_0(simulation)
-            runner = Runner(simulation, path, settings, lock, trackers, progress)
+            identity = identity_of(settings, simulation)
+            runner = Runner(simulation, path, settings, identity, lock, trackers, progress)
             remarks = runner.restore(run)
             if changes:
                 replace_text(path / "settings.toml", wanted.to_toml())
@@ -188,6 +195,7 @@ class Runner:
         simulation: Simulation,
         path: Path,
         settings: Settings,
+        identity: dict[str, Any],
         lock: Lock,
         trackers: Trackers,
         display: MakeDisplay,
@@ -195,7 +203,7 @@ class Runner:
         self.simulation, self.path, self.settings = simulation, path, settings
         self.state, self.done = "running", simulation.t  # rounds recorded
         self._lock, self._trackers, self._display = lock, trackers, display
-        self._identity = checkpoint.identity_of(settings, simulation)
+        self._identity = identity
         self._store = simulation.store or Segments(path / folder.FOLDER)
         layout = simulation.setup.task.layout
         self._snapshots = Snapshots(path, settings.snapshots, simulation.w, layout)
@@ -214,8 +222,8 @@ class Runner:
 
     def _newest(self, run: Run) -> tuple[Path, list[str]]:
         checkpoints, wrong = manifests.find(self._store)
-        checkpoint.check_same(run, checkpoints, self._identity)
-        remarks = [f"Skipped a checkpoint: {reason}." for reason in wrong]
+        remarks = checkpoint.check_same(run, checkpoints, self._identity)
+        remarks += [f"Skipped a checkpoint: {reason}." for reason in wrong]
         remarks += checkpoint.remarks_on(run)
         files = [self.path / RECORDS, self.path / folder.COPY]
         counts = [saved.t for saved in checkpoints]

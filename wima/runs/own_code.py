@@ -137,6 +137,15 @@ def source(name: str) -> Path | None:
     return Path(file) if file else None
 
 
+_TEXTS: dict[str, str] = {}  # module -> the source that it was imported from
+
+
+def text_of(name: str) -> str:
+    """The source that a user's own name was imported from; empty if it was not imported."""
+    place = name.rpartition(":")[0]
+    return _TEXTS.get(Path(place).stem if place.endswith(".py") else place, "")
+
+
 def _from_file(kind: str, name: str) -> ModuleType:
     """Import a file as a module of the same name, so that worker processes can import it too."""
     path = Path(name.rpartition(":")[0]).expanduser()
@@ -156,8 +165,12 @@ def _imported(kind: str, name: str, module: str, folder: Path | None = None) -> 
     if path not in sys.path:
         sys.path.insert(0, path)  # permanently: worker processes get this list
     invalidate_caches()
+    fresh = module not in sys.modules
     try:
-        return import_module(module)
+        imported = import_module(module)
+        if (fresh or module not in _TEXTS) and imported.__file__:
+            _TEXTS[module] = Path(imported.__file__).read_text(encoding="utf-8", errors="replace")
+        return imported
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and module.startswith(str(error.name)):
             raise UsageError(

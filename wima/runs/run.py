@@ -60,7 +60,11 @@ class Run:
         """load: called when the final models are needed.  Without records, `path` has them."""
         self.title, self._load = title, load
         self.path: Path = path  # type: ignore[assignment]  # None without a folder
-        self._settings, self.status, self.environment = settings, status or {}, environment or {}
+        self._settings, self.status = settings, status or {}
+        facts = {"identity": {}, "origin": {}, **(environment or {})}
+        # The first two are for `runs/identity.py`, and not to be shown.
+        self.identity, self.origin = facts.pop("identity"), facts.pop("origin")
+        self.environment: Mapping[str, Any] = facts
         if records is not None:
             self.records = list(records)
 
@@ -270,11 +274,13 @@ def is_intact(run: Run) -> bool:
         return False
 
 
-def read_run(path: str | PathLike[str], task: Task | None = None) -> Run:
+def read_run(path: str | PathLike[str], task: Task | None = None, trust: bool = False) -> Run:
     """A run, complete or not, from its folder.
 
     task: needed to load models of runs that were started with Python objects; for other runs, it is
     built from their settings when needed.
+    trust: import code that the settings name (`file.py:Thing`), even if the folder was made by
+    another user or on another machine.
     """
     path = Path(path)
     for name in ("settings.toml", "environment.json", RECORDS, "status.json"):
@@ -285,13 +291,16 @@ def read_run(path: str | PathLike[str], task: Task | None = None) -> Run:
             json.loads(read_text(path / f"{name}.json")) for name in ("status", "environment")
         )
         check(status["state"] in STATES and is_count(status["done"], 0), "status.json")
-        check(isinstance(environment, dict), "environment.json")
+        check(
+            isinstance(environment, dict) and isinstance(environment.get("identity", {}), dict),
+            "environment.json",
+        )
     except MALFORMED as error:
         raise UsageError(f"The run folder {path} is damaged: {_reason(error)}") from None
     names, cohort = (settings.algorithm.name, settings.data.name), settings.clients_per_round
     run = Run(
         title(*names, cohort, environment.get("clients", "all")),
-        lambda: _final_models(run, task),
+        lambda: _final_models(run, task, trust),
         path=path,
         settings=settings,
         status=status,
@@ -312,18 +321,22 @@ def seconds_of(path: Path) -> dict[int, float]:
         raise UsageError(f"{file} is damaged: {_reason(error)}.") from None
 
 
-def _final_models(run: Run, task: Task | None) -> Models:
+def _final_models(run: Run, task: Task | None, trust: bool) -> Models:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from wima.core.vector import vector_of
     from wima.runs.build import build_task
+    from wima.runs.identity import check_trusted
 
     folder, state = run.path / "models", state_of(run)
     check(folder.is_dir(), f"The run in {run.path} is {state}; it has no final models yet.")
-    task = task or build_task(run.settings)
-    vectors = {}
-    for name in ["plain", *(model for model in run.models if model != "plain")]:
+    if task is None:
+        if run.settings.data.name != OWN:  # else nothing is imported: a task is needed
+            check_trusted(run, trust, how="trust=True")
+        task = build_task(run.settings)
+    vectors, files = {}, sorted(file.stem for file in folder.glob("*.safetensors"))
+    for name in dict.fromkeys(["plain", *run.models, *files]):  # those not evaluated come last
         file = folder / f"{name}.safetensors"
         check_file(file)
         try:

@@ -180,13 +180,8 @@ class Engine:
             means = updates.means(t)
 
         # The server steps with the means.  Without any usable update, the model stays as it is.
-        if means is None:
-            state = state._replace(client_gradient=None)
-        else:
-            if gradient is not None:
-                means = means._replace(client_gradient=gradient)
-            state = step(setup, state, server, means, t)
-        return state._replace(excluded=tuple(i for i in cohort if i not in included))
+        excluded = tuple(i for i in cohort if i not in included)
+        return step(setup, state, server, means, t, gradient)._replace(excluded=excluded)
 
     def _first_problems(
         self, state: RoundState, t: int, cohort: list[int], lr: float
@@ -301,8 +296,20 @@ def observed(setup: Setup, server: State, t: int, gradient: Vector | None) -> St
         return setup.algorithm.observe(gradient, server)
 
 
-def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -> RoundState:
-    """The state after the round: w - ServerOpt(pseudo-gradient); the rest of w as in FedAvg."""
+def step(
+    setup: Setup,
+    state: RoundState,
+    server: State,
+    means: Means | None,
+    t: int,
+    full_gradient: Vector | None = None,
+) -> RoundState:
+    """The state after the round: w - ServerOpt(pseudo-gradient); the rest of w as in FedAvg.
+
+    full_gradient: the cohort's mean at w, if the algorithm asked for it.
+    """
+    if means is None:
+        return state._replace(client_gradient=None)
     w = state.w[: setup.task.trained]
     rest = state.w[len(w) :]
     fraction = means.clients / setup.task.data.num_clients
@@ -319,7 +326,7 @@ def step(setup: Setup, state: RoundState, server: State, means: Means, t: int) -
         server=server,
         opt=opt,
         memory=state.memory,
-        client_gradient=means.client_gradient,
+        client_gradient=means.client_gradient if full_gradient is None else full_gradient,
         clip=means.clip,
     )
 

@@ -25,7 +25,7 @@ from wima.core.errors import Diverged, RunError, UsageError, check, unknown
 from wima.core.vector import Vector, finish_at_exit, one_thread, undisturbed
 from wima.simulation.engines.auto import MakeEngine, make_engine
 from wima.simulation.local import located, untouched
-from wima.simulation.measures.base import Measure, Metrics
+from wima.simulation.measures.base import Evaluation, Measure, Metrics
 from wima.simulation.measures.finetune import BY_NAME as FINE_TUNING, FineTune
 from wima.simulation.measures.job import Measures
 from wima.simulation.options import (
@@ -87,7 +87,7 @@ class Simulation(Iterator[Record]):
         self.accountant, self.measures = spent, measures
         self._closed, self._schedule, self._cohorts = False, schedule, cohorts
         self._drawn: dict[int, list[int]] = {}  # the newest cohort, by its round
-        self._unusable = 0  # consecutive rounds without a usable update
+        self.unusable = 0  # consecutive rounds without a usable update
         self.store = storage.store
         self.state: RoundState = first_state(setup, store=self.store, budget=storage.client_bytes)
         self._largest_norm = options.diverged * max(1.0, _norm(self.state.w))
@@ -113,6 +113,33 @@ class Simulation(Iterator[Record]):
             "data_checksum": self._data_checksum,
             "directions": self.measures.better,
             **({"noise": noise} if noise is not None else {}),
+        }
+
+    def parts(self) -> dict[str, Any]:
+        """The objects that determine the numbers, by name; "start": only the first model."""
+        setup, task = self.setup, self.setup.task
+        space, evaluation = task.workspace, task.evaluate
+        made = evaluation if isinstance(evaluation, Evaluation) else None
+        return {
+            "start": space.factory if space else task.init,
+            "model": space.module_at(space.w) if space else None,
+            "layout": {n: list(shape) for n, shape in task.layout.shapes.items()}
+            if task.layout
+            else task.trained,
+            "loss": space.loss if space else task.gradient,
+            "transform": space.transform if space else None,
+            "metrics": made.metrics.functions if made else evaluation,
+            "measures": made.measures if made else None,
+            "examples": (made.batch_size, made.owners, made.pooled) if made else None,
+            "algorithm": setup.algorithm,
+            "server": setup.server_opt,
+            "schedule": self._schedule,
+            "cohorts": self._cohorts,
+            "faults": setup.faults,
+            "privacy": setup.privacy,
+            "finetune": self.measures.finetune,
+            "averagers": self.watch.averagers,
+            "past models": self.watch.ring.dtype,
         }
 
     @cached_property
@@ -199,9 +226,10 @@ class Simulation(Iterator[Record]):
             return self.state._replace(excluded=(), client_gradient=None)
         state = self._engine.round(self.state, t, cohort, lr)
         unusable = bool(cohort) and len(state.excluded) == len(cohort)
-        self._unusable = self._unusable + 1 if unusable else 0
-        if self._unusable == PATIENCE:
+        count = self.unusable + 1 if unusable else 0
+        if count == PATIENCE:  # not counted in the checkpoint: resuming repeats this round
             raise RunError(f"No client sent a usable update in {PATIENCE} consecutive rounds.")
+        self.unusable = count
         norm = _norm(state.w)
         if not norm <= self._largest_norm:
             raise Diverged(

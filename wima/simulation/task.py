@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from wima.core.errors import RunError, UsageError, check
 from wima.core.vector import Flat, Layout, Vector, undisturbed
-from wima.data.federated import FederatedData, as_array, as_tensor, hold_out, release
+from wima.data.federated import Array, FederatedData, as_array, as_tensor, hold_out, release
 from wima.data.transform import Transform
 from wima.simulation.measures.base import Evaluation, Metric, Metrics, accuracy
 from wima.simulation.workspace import Batch, Loss, Workspace, seeded
@@ -142,9 +142,14 @@ def data_checksum(task: Task) -> str:
     if isinstance(task.evaluate, Evaluation):
         arrays += [task.evaluate.x.cpu().numpy(), task.evaluate.y.cpu().numpy()]
     for array in arrays:
-        rows = len(array) * SAMPLE // max(SAMPLE, array.nbytes)
-        places = np.linspace(0, len(array) - 1, rows).astype(np.int64)
-        sample = array if rows == len(array) else array[places]
-        total.update(f"{array.dtype} {array.shape}".encode())
-        total.update(np.ascontiguousarray(sample).tobytes())
+        add_array(total, array)
     return total.hexdigest()[:16]
+
+
+def add_array(total: Any, array: Array) -> None:
+    """Add an array, or evenly spaced rows of a large one, to a checksum."""
+    rows = len(array) * SAMPLE // max(SAMPLE, array.nbytes)
+    places = np.linspace(0, len(array) - 1, rows).astype(np.int64)
+    sample = array if rows == len(array) else array[places]
+    total.update(f"{array.dtype} {array.shape}".encode())
+    total.update(np.ascontiguousarray(sample).tobytes())

@@ -73,7 +73,7 @@ class Workspace:
         transform: Transform | None = None,
         device: str = "cpu",
     ) -> None:
-        self._factory, self.loss, self.transform = factory, loss, transform
+        self.factory, self.loss, self.transform = factory, loss, transform
         self.device, self.default = find_device(device), torch.get_default_dtype()
         self.module = factory().to(self.device)
         self.flat = Flat(self.module)
@@ -85,13 +85,13 @@ class Workspace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker builds its own module: only the recipe is sent, not the weights.
-        return Workspace, (self._factory, self.loss, self.transform, str(self.device))
+        return Workspace, (self.factory, self.loss, self.transform, str(self.device))
 
     @undisturbed()
     def module_at(self, w: Vector) -> nn.Module:
         """A new module with these weights, in evaluation mode."""
         with seeded(torch.device("cpu"), "init"):  # restores torch's generator
-            module = self._factory().to(self.device)
+            module = self.factory().to(self.device)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
             for name, value in self.flat.layout.unflatten(w).items():

@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -168,25 +169,35 @@ def save_picture(figure: Any, path: Path, force: bool = False, dpi: int = 120) -
         figure.savefig(draft, dpi=dpi, format="png", metadata=MARK)
 
 
+PATIENCE = 0.5  # seconds that a process waits for a lock: looking at a run holds it for a moment
+
+
+class Locked(UsageError):  # noqa: N818  (it says how things are)
+    """Another process holds the lock of a folder."""
+
+
 class Lock:
     """Held by the process that works on a folder; the system releases it when the process ends."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "lock") -> None:
         import fcntl  # here, because Windows has none
 
-        path = folder / "lock"
+        path, end = folder / name, time.monotonic() + PATIENCE
         try:
             number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             self._close = weakref.finalize(self, os.close, number)
             self._unlock = partial(fcntl.flock, number, fcntl.LOCK_UN)
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._close()
-            raise UsageError(
-                f"Another process is working on {folder}; wait until it ends, or stop it."
-            ) from None
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.005)
         except OSError as error:
             raise cannot_write(path, error) from error
+        self._close()
+        raise Locked(f"Another process is working on {folder}; wait until it ends, or stop it.")
 
     def release(self) -> None:
         """Release the lock; forked processes, which share it, do not keep it."""
@@ -196,12 +207,15 @@ class Lock:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process holds the run's lock."""
+    """Whether a process holds the run's lock; writes nothing, also if there is no such folder."""
+    import fcntl
+
     try:
-        Lock(folder).release()
-    except UsageError:
+        with (folder / "lock").open("rb") as file:  # shared: those who look exclude only a new run
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    except RunError:  # for instance because there is no such folder
+    except OSError:
         return False
     return False
 

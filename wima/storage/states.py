@@ -65,8 +65,9 @@ def decode(
         return Buffers()
     if kind == "value":
         return content
-    alike = isinstance(like, tuple) and len(like) == len(content)
-    likes = like if alike else (None,) * len(content)
+    newer = len(getattr(like, "_field_defaults", ()))  # fields that the file may not have yet
+    alike = isinstance(like, tuple) and 0 <= len(like) - len(content) <= newer
+    likes = like[: len(content)] if alike else (None,) * len(content)
     branches = [decode(b, same, tensor, rings) for b, same in zip(content, likes, strict=True)]
     return type(like)(*branches) if alike and hasattr(like, "_fields") else tuple(branches)
 

@@ -11,16 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from wima.core.errors import (
-    EQUAL,
-    RunError,
-    UsageError,
-    check,
-    check_count,
-    check_equal_weights,
-    is_count,
-    unknown,
-)
+from wima.core import errors
+from wima.core.errors import RunError, UsageError, check
 from wima.storage.manifests import read_manifest, write_manifest
 from wima.storage.segments import Segments
 from wima.training.past import TensorRing, TensorSums
@@ -64,12 +56,12 @@ class WindowAverage:
         dtype: torch.dtype | None = None,
         folder: str | PathLike[str] | None = None,
         device: torch.device | str = "cpu",
-        shape: str = EQUAL,  # removed
+        shape: str = errors.EQUAL,  # removed
     ) -> None:
         self.windows = () if window == "auto" else check_windows(window)
         self.every = every
-        check_count("every", every)
-        check_equal_weights("shape", shape)
+        errors.check_count("every", every)
+        errors.check_equal_weights("shape", shape)
         self.model, self._module = model, _unwrap(model)
         self._owners = _choose(self._module, parts, use_buffers)
         self._past: TensorRing | TensorSums
@@ -223,7 +215,7 @@ def check_windows(window: int | str | Sequence[int]) -> tuple[int, ...]:
     windows = [window] if isinstance(window, int | str) else list(window)
     check(bool(windows), "window must be one or more positive integers, got none.")
     for w in windows:
-        check(is_count(w), f"window must be one or more positive integers, got {w!r}.")
+        check(errors.is_count(w), f"window must be one or more positive integers, got {w!r}.")
     return tuple(sorted({int(w) for w in windows}))
 
 
@@ -274,6 +266,6 @@ def _matching(module: nn.Module, parts: str | Sequence[str]) -> list[str]:
     for pattern in [parts] if isinstance(parts, str) else parts:
         names = [n for n in tensors if fnmatchcase(n, pattern) or n.startswith(f"{pattern}.")]
         if not names:
-            raise unknown("part", pattern, tensors)
+            raise errors.unknown("part", pattern, tensors)
         chosen |= {first[id(tensors[n])] for n in names if tensors[n].is_floating_point()}
     return [name for name in tensors if name in chosen]

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
+import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
-    ConfigRecordValues,
     Context,
     Message,
     MessageType,
@@ -26,14 +27,13 @@ from safetensors.torch import load_file
 
 from wima.algorithms.base import Algorithm, State, Visit
 from wima.algorithms.traffic import emptied, reads, sends_extra
-from wima.core.errors import RunError, UsageError, check, unknown
+from wima.core.errors import RunError, check, unknown
 from wima.core.text import echo
 from wima.core.vector import Vector
 from wima.flower.app.client import client_app
 from wima.flower.app.nodes import Nodes, Options
-from wima.flower.app.updates import Rejected, Update, read_update, too_long
 from wima.flower.app.visit import check_known
-from wima.flower.arrays import pack, to_arrays
+from wima.flower.arrays import pack, to_arrays, to_tensors
 from wima.runs import launch
 from wima.runs.build import build_task
 from wima.runs.folder import check_free, default_path
@@ -71,6 +71,61 @@ def server_side(complete: Algorithm) -> Algorithm:
             return super().client_finish(visit, server, memory)[0], client
 
     return ServerSide(**vars(complete))
+
+
+class Update(NamedTuple):
+    """What a client sends: vectors by name, and its number of examples."""
+
+    vectors: dict[str, Vector]
+    examples: int
+
+
+class Rejected(ValueError):  # noqa: N818  (it is a finding)
+    """An update that cannot be used; the message says why."""
+
+
+def read_update(reply: Message, sizes: Mapping[str, int]) -> Update:
+    """The update in a reply; raises `Rejected` unless its vectors are finite and match `sizes`."""
+    arrays, visit = (reply.content.get(name) for name in ("update", "visit"))
+    if not isinstance(arrays, ArrayRecord) or not isinstance(visit, MetricRecord):
+        raise Rejected(f"expected records update and visit, got {', '.join(reply.content)}")
+    if set(arrays) != set(sizes):
+        raise Rejected(f"expected arrays {', '.join(sizes)}, got {', '.join(arrays) or 'none'}")
+    try:
+        vectors = to_tensors(arrays)
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        raise Rejected(f"its arrays cannot be read: {error}") from None
+    for name, vector in vectors.items():
+        size = (sizes[name],)
+        if vector.shape != size or vector.dtype != torch.float32:
+            got = f"{vector.dtype} of shape {tuple(vector.shape)}"
+            raise Rejected(f"{name} must be float32 of shape {size}, got {got}")
+        if not bool(vector.isfinite().all()):
+            raise Rejected(f"{name} is not finite")
+    examples = visit.get("examples")
+    if type(examples) is not int or examples < 1:
+        raise Rejected(f"expected a number of examples, got {examples!r:.60}")
+    return Update(vectors, examples)
+
+
+def too_long(updates: Mapping[int, Update], model: float, largest: float) -> dict[int, str]:
+    """Clients that sent a vector whose norm is too large, with the reason.
+
+    A norm is too large if it exceeds both `largest` times the median norm of the other clients'
+    vectors of that name and the norm of the model itself (or 1, if that is larger).  With fewer
+    than two other clients, a median means little, and the limit is `largest` times the norm of the
+    model.  So a single huge or tiny update cannot get an honest client rejected.
+    """
+    found, model = dict[int, str](), max(1.0, model)
+    for name in {name for update in updates.values() for name in update.vectors}:
+        norms = {i: float(update.vectors[name].norm()) for i, update in updates.items()}
+        for i, norm in norms.items():
+            others = [other for j, other in norms.items() if j != i]
+            few = len(others) < 2
+            limit = largest * model if few else max(largest * median(others), model)
+            if not norm <= limit:
+                found[i] = f"the norm of {name} is {norm:.3g}, more than {limit:.3g}"
+    return found
 
 
 class Visits(NamedTuple):
@@ -139,7 +194,7 @@ class Federation(Strategy, Engine):
         parts["cohorts"] = cohort
         if (self.out / "settings.toml").is_file():
             self._check_same()
-            return as_result(launch.resume(self.out, **parts))
+            return as_result(launch.resume(self.out, names=self.settings.own_names(), **parts))
         return as_result(launch.launch(self.settings, self.out, **parts))
 
     def _check_same(self) -> None:
@@ -148,11 +203,11 @@ class Federation(Strategy, Engine):
         here, there = (settings.in_results() for settings in (self.settings, run.settings))
         names = sorted({*here, *there})
         differ = [f"{n}: {there.get(n)!r} there" for n in names if here.get(n) != there.get(n)]
-        if differ:
-            raise UsageError(
-                f"{self.out} contains a run with different settings ({'; '.join(differ)}); set out "
-                "to another folder."
-            )
+        check(
+            not differ,
+            f"{self.out} contains a run with different settings ({'; '.join(differ)}); set out to "
+            "another folder.",
+        )
         check(
             run.status["state"] != "done",
             f"The run in {self.out} is finished; to repeat it, use another folder, for example "
@@ -188,13 +243,7 @@ class Federation(Strategy, Engine):
             received.add(self._weight(i, update, visits), vectors["delta"], **sent)
 
         # The server steps with the means; without any valid update, the model stays as it is.
-        means = received.means(t)
-        if means is None:
-            state = state._replace(client_gradient=None)
-        else:
-            if gradient is not None:
-                means = means._replace(client_gradient=gradient)
-            state = step(setup, state, server, means, t)
+        state = step(setup, state, server, received.means(t), t, gradient)
         return state._replace(excluded=tuple(i for i in cohort if i not in updates))
 
     def _updates(
@@ -206,12 +255,11 @@ class Federation(Strategy, Engine):
         """
         t, nodes = visits.t + 1, visits.nodes  # in messages to users, rounds count from 1
         replies, lost = self._nodes.ask(list(self._messages(kind, visits, server)))
-        good: dict[int, Update] = {}
-        bad: dict[int, str] = {}
+        good, bad = dict[int, Update](), dict[int, str]()
         for i, node in nodes.items():
             if node in lost:
-                where = (t, node, i, lost[node])
-                log.warning("Round %d: node %d (client %d) is left out: %s.", *where)
+                where = f"Round {t}: node {node} (client {i})"
+                log.warning("%s is left out: %s.", where, lost[node])
             if node in replies:
                 try:
                     good[i] = read_update(replies[node], sizes)
@@ -231,12 +279,12 @@ class Federation(Strategy, Engine):
         """One message per node of the round; they differ only in client-specific values."""
         state, t, lr, nodes = visits
         model, (server_arrays, text) = to_arrays({"w": state.w}), pack(server)
-        same: dict[str, ConfigRecordValues] = {"t": t, "lr": float(lr), "server": text}
+        same: dict[str, Any] = {"lr": float(lr), "server": text}
         same["settings"] = self.settings.to_toml()
         for i, node in nodes.items():
             counted = state.memory.read(i, state.w[: self.setup.task.trained]).t
             share = float(self.setup.faults.share(self.setup.seed, t, i))
-            config = ConfigRecord({**same, "counted": counted, "share": share})
+            config = ConfigRecord({**same, "t": t, "counted": counted, "share": share})
             content = RecordDict({"model": model, "server": server_arrays, "round": config})
             yield Message(content, node, kind, group_id=str(t + 1))
 
@@ -344,6 +392,13 @@ def simulate(settings: Settings, out: Path, options: Options) -> Run:
 
     check_free(out)
     nodes = build_task(settings).data.num_clients
-    with LocalGrid(client_app, nodes, workers=settings.workers, seed=settings.seed) as grid:
+    grid = LocalGrid(
+        client_app,
+        nodes,
+        workers=settings.workers,
+        seed=settings.seed,
+        node_config={"files": True},  # the nodes are this user's own processes
+    )
+    with grid:
         Federation(settings, out, options).start(grid)
     return read_run(out)

@@ -7,8 +7,10 @@ server restarted, resumes from the memory that matches the server's state.
 
 import json
 import logging
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +20,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from torch import Tensor
 
 from wima.algorithms.base import State
-from wima.core.errors import check
+from wima.core.errors import UsageError, check
 from wima.core.vector import Vector, one_thread
 from wima.data.federated import FederatedData
+from wima.data.sets import SUMMARIES
+from wima.data.split import PACHINKO
 from wima.flower.arrays import entry, to_arrays, to_tensors, unpack
 from wima.runs.build import build_task
 from wima.runs.settings import Choice, Settings, make_settings
@@ -32,6 +36,10 @@ from wima.storage.states import decode, encode
 
 log = logging.getLogger(__name__)
 ARRAYS, ABOUT = "wima.memory", "wima.visits"  # records of the node's state
+
+
+class Refused(UsageError):  # noqa: N818  (it is an answer)
+    """What the server asked for and the node does not do; the message quotes no file."""
 
 
 def check_known(settings: Settings) -> None:
@@ -100,14 +108,14 @@ def full_gradient(content: RecordDict, context: Context, client: int) -> RecordD
 
 def _read(content: RecordDict, context: Context, client: int) -> Call:
     model, about = content.array_records["model"], content.config_records["round"]
-    data = str(context.node_config.get("data", ""))
-    settings, task = _task(entry(about, "settings", str), data)
+    data, files = str(context.node_config.get("data", "")), context.node_config.get("files")
+    settings, task = _task(entry(about, "settings", str), data, files is True)
     clients = task.data.num_clients
-    check(
-        bool(data) or client < clients,
-        f"The data set has clients 0 ... {clients - 1}, but this node is client {client}; start it "
-        "with another partition-id.",
-    )
+    if not data and client >= clients:
+        raise Refused(
+            f"The data set has clients 0 ... {clients - 1}, but this node is client {client}; "
+            "start it with another partition-id."
+        )
     x, y = (task.data.x, task.data.y) if data else task.data.client(client)
     own = OwnData(x, y, np.array([0, len(x)]), None, task.data.classes)
     problem = Problem(
@@ -123,13 +131,48 @@ def _read(content: RecordDict, context: Context, client: int) -> Call:
     return Call(settings, solver, problem, entry(about, "counted", int))
 
 
+# All that a node takes from the server's settings; it ignores the others.
+TAKEN = {"algorithm", "model", "data", "clients", "alpha", "split", "data_seed", "client_test"}
+TAKEN |= {"seed", "device", "eval_batch_size", *(field.name for field in fields(LocalSGD))}
+WORDS = {"augment", "init", "metric", "norm", "option", "shortcut"}  # options with listed values
+
+
 @lru_cache(maxsize=2)
-def _task(text: str, data: str) -> tuple[Settings, Task]:
-    """The task of the settings; built once, however many clients a process runs."""
-    settings = make_settings(tomllib.loads(text))
-    check_known(settings)
-    own = {"data": Choice(name=data), "clients": None, "alpha": None, "split": None} if data else {}
-    return settings, build_task(settings.model_copy(update=own))
+def _task(text: str, data: str, files: bool) -> tuple[Settings, Task]:
+    """The task of the settings; built once, however many clients a process runs.
+
+    data: the node's own examples.  files: whether the settings may name files of the node.
+    """
+    try:
+        settings = make_settings(tomllib.loads(text))
+        check_known(settings)
+        own = {"data": Choice(name=data), "clients": None, "alpha": None, "split": None}
+        taken = settings.model_dump(include=TAKEN) | (own if data else {})
+        if not files:
+            _check_names(settings, bool(data))
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    return settings, build_task(make_settings(taken))
+
+
+def _check_names(settings: Settings, own_data: bool) -> None:
+    """Raise if a value that the node takes could be anything but a number or a published name."""
+    device = re.fullmatch(r"(cpu|cuda|mps)(:\d{1,3})?", settings.device)
+    texts = {} if device else {"device": settings.device}
+    if not own_data:
+        texts |= {} if settings.data.name in SUMMARIES else {"data": settings.data.name}
+        texts |= {} if settings.split in (None, PACHINKO) else {"split": settings.split}
+    for setting in ("algorithm", "model") if own_data else ("algorithm", "model", "data"):
+        for name, value in getattr(settings, setting).parameters.items():
+            values = value if isinstance(value, list) else [value]
+            if name not in WORDS and not all(isinstance(v, int | float) for v in values):
+                texts[f"{setting}.{name}"] = value
+    refused = ", ".join(f"{name}={value!r:.60}" for name, value in texts.items())
+    check(
+        not refused,
+        f"{refused}: nodes take only numbers and the names of data sets and options from a server. "
+        "To let its settings name files, start the node with files=true in its --node-config.",
+    )
 
 
 class NodeMemory:

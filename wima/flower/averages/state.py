@@ -10,27 +10,20 @@ with checksums; the two newest states are kept.
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wima.averaging import SWA, Averager, Averages, named
-from wima.core.errors import (
-    RunError,
-    UsageError,
-    check,
-    check_count,
-    check_one_of,
-    check_switch,
-    is_number,
-    unknown,
-)
+from wima.core import errors
+from wima.core.errors import RunError, UsageError, check, is_number, unknown
 from wima.core.statistics import summary
-from wima.core.vector import Layout
+from wima.core.vector import Layout, Vector
 from wima.flower.arrays import Arrays, flatten, log, preserved, shapes_of
 from wima.flower.averages.steps import Steps
 from wima.storage import manifests
@@ -55,20 +48,12 @@ class AveragingOptions(TypedDict, total=False):
     save_every: int  # rounds
     window_store: Literal["memory", "files"]  # past models; "files" needs a folder
     store_dtype: Literal["float32", "bfloat16"]  # of past models
+    diverged: float  # leave out models with more than this times the initial norm, or 1
 
 
-DEFAULTS: dict[str, Any] = {
-    "evaluate_clients_with": "average",
-    "serve": "plain",
-    "metric": "accuracy",
-    "lower_is_better": False,
-    "rounds": None,
-    "classifier": (),
-    "folder": None,
-    "save_every": 1,
-    "window_store": "memory",
-    "store_dtype": "float32",
-}
+DEFAULTS: dict[str, Any] = {"evaluate_clients_with": "average", "serve": "plain", "rounds": None}
+DEFAULTS |= {"metric": "accuracy", "lower_is_better": False, "classifier": (), "folder": None}
+DEFAULTS |= {"save_every": 1, "window_store": "memory", "store_dtype": "float32", "diverged": 1e4}
 
 
 class Interface(NamedTuple):
@@ -102,12 +87,12 @@ class Averaging:
             "serve='better' was removed: evaluate the models of result.models on validation data "
             "and take the better one, or choose serve='plain' or 'average'.",
         )
-        for name in ("serve", "evaluate_clients_with"):
-            check_one_of(name, settings[name], ("plain", "average"))
-        check_one_of("window_store", settings["window_store"], ("memory", "files"))
-        check_one_of("store_dtype", settings["store_dtype"], ("float32", "bfloat16"))
-        check_switch("lower_is_better", settings["lower_is_better"])
-        check_count("save_every", settings["save_every"])
+        for name in ("serve", "evaluate_clients_with", "window_store", "store_dtype"):
+            allowed = get_args(get_type_hints(AveragingOptions)[name])
+            errors.check_one_of(name, settings[name], allowed)
+        errors.check_switch("lower_is_better", settings["lower_is_better"])
+        errors.check_count("save_every", settings["save_every"])
+        errors.check_rate("diverged", settings["diverged"])
 
         self.averagers = named(averagers)
         self.names = list(self.averagers)  # the first is "the average"
@@ -118,6 +103,8 @@ class Averaging:
                 f"part={parts[0]!r} needs the names of the last layer's arrays: "
                 "averaged(..., classifier=['fc.weight', 'fc.bias'])."
             )
+        self.begun = False  # whether the rounds to come are those of this strategy's own run
+        self.returned: dict[int, Any] = {}  # Flower's last round -> its model, if that is checked
         self.clients: dict[int, Any] = {}  # round -> model -> metric -> its summary over clients
         self._interface, self._strategy = interface, StrategyState(strategy)
         self.round = self._strategy.round  # from Flower's number of a round to ours
@@ -130,6 +117,7 @@ class Averaging:
         self._layout: Layout | None = None  # of the vector that is averaged
         self._dtype = torch.float32  # of that vector
         self._averages: Averages | None = None
+        self._first_norm = 0.0  # of the model before the first round, or of the first one known
         self._store: Segments | None = None
         if settings["folder"] is None:
             check(settings["window_store"] != "files", "window_store='files' needs a folder.")
@@ -188,6 +176,7 @@ class Averaging:
         The model shows which arrays are integers, since Flower's means of integers are
         floating-point, and EMA(begin="initial") starts from it.
         """
+        self.begun = True
         if self._rounds is None:
             self._rounds = rounds
         if not self._newest:
@@ -219,8 +208,13 @@ class Averaging:
             self._lay_out(self._averaged(), arrays, self._newest)
         assert self._averages is not None and self._layout is not None
         w = flatten(arrays, self._layout.slices, self._dtype)
-        if not bool(torch.isfinite(w).all()):
-            log.warning("Round %s: the model is not finite; averages leave it out.", t)
+        norm, largest = _norm(w), self._settings["diverged"] * max(1.0, self._first_norm)
+        if not norm <= largest:  # as in a simulation, whose run would end
+            log.warning(
+                "Round %s: the norm of the model is %.3g, not at most %.3g (the setting diverged); "
+                "averages leave it out.",
+                *(t, norm, largest),
+            )
             return
         if step is not None:
             step = step.to(self._dtype)
@@ -256,9 +250,12 @@ class Averaging:
         double = any(like[name].dtype.itemsize > 4 for name in averaged)
         self._dtype = torch.float64 if double else torch.float32
         averagers = {name: self._for_run(a) for name, a in self.averagers.items()}
+        w = flatten(initial, averaged, self._dtype)
+        norm = _norm(w)
+        self._first_norm = norm if isfinite(norm) else 0.0
         self._averages = Averages(
             averagers,
-            flatten(initial, averaged, self._dtype),
+            w,
             self._layout.mask,
             mapped=self._store if self._settings["window_store"] == "files" else None,
             dtype=torch.bfloat16 if self._settings["store_dtype"] == "bfloat16" else None,
@@ -322,7 +319,7 @@ class Averaging:
         rings: dict[str, Ring] = {}
         content = {
             "identity": self._identity(),
-            "extra": {"strategy": self._strategy.encode(tensors)},
+            "extra": {"strategy": self._strategy.encode(tensors), "first_norm": self._first_norm},
             "arrays": {"newest": list(self._newest), "averaged": list(self._layout.slices)},
             "averages": self._averages.encode(tensors, rings),
         }
@@ -363,6 +360,7 @@ class Averaging:
         self._lay_out(content["arrays"]["averaged"], self._newest, self._newest)
         assert self._averages is not None
         self._averages.load(content, store, tensor)
+        self._first_norm = extra.get("first_norm", self._first_norm)
         if "strategy" in extra:
             self._strategy.decode(extra["strategy"], tensor)
         log.info("Averages resumed after %s models, from %s.", self.seen, store.folder)
@@ -394,6 +392,10 @@ def check_private_mean(strategy: Any, interface: Interface) -> bool:
     return private
 
 
+def _norm(w: Vector) -> float:
+    return float(torch.linalg.vector_norm(w, dtype=torch.float64))  # float32 would overflow
+
+
 def _is_averaged(name: str, array: np.ndarray[Any, Any]) -> bool:
     """Whether an array is averaged; if not, it keeps its newest value."""
     if array.dtype.kind in "iub":
@@ -405,16 +407,15 @@ def _is_averaged(name: str, array: np.ndarray[Any, Any]) -> bool:
     return True
 
 
-def _check_same_arrays(
-    t: int, expected: Mapping[str, tuple[int, ...]], got: Mapping[str, tuple[int, ...]]
-) -> None:
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+def _check_same_arrays(t: int, expected: Shapes, got: Shapes) -> None:
     changes = [f"{name!r} is missing" for name in sorted(expected.keys() - got.keys())]
     changes += [f"{name!r} is new" for name in sorted(got.keys() - expected.keys())]
-    changes += [
-        f"{name!r} has shape {got[name]}, before it was {shape}"
-        for name, shape in expected.items()
-        if name in got and got[name] != shape
-    ]
+    for name in expected.keys() & got.keys():
+        if got[name] != expected[name]:
+            changes.append(f"{name!r} has shape {got[name]}, before it was {expected[name]}")
     if changes:
         raise RunError(
             f"Round {t}: the arrays of the model have changed ({', '.join(changes)}); models can "

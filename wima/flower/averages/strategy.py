@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid, strategy as strategies
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.serverapp import strategy as strategies
+from flwr.serverapp.strategy import Result, Strategy
 
 from wima.averaging import Averager
 from wima.core.errors import check
@@ -49,8 +49,9 @@ def averaged(
     The instance is modified in place and returned.
 
     Differential privacy goes inside: `averaged(DifferentialPrivacy...(...), ...)` only sees models
-    with noise.  The other way round, averages would be of models without it; a strategy cannot
-    refuse this, because it never learns of its wrapper.
+    with noise.  The other way round, averages would be of models without it: so rounds are refused
+    unless they are those of the strategy's own `start`.  A loop of your own calls
+    `strategy.averaging.begin(initial_arrays)` first.
     """
     check(
         isinstance(strategy, Strategy),
@@ -72,20 +73,28 @@ def _unpack(record: ArrayRecord) -> Arrays:
 INTERFACE = Interface(_pack, _unpack, strategies, "aggregate_train")
 
 
+def _begun(averaging: Averaging) -> Averaging:
+    """Raise if `start` was not called: then another strategy's was, which wraps this one."""
+    check(
+        averaging.begun,
+        "averaged(...) must be the outermost strategy, but another one calls it. If that adds "
+        "noise, averages would be made of models without it: write averaged(DifferentialPrivacy..."
+        "(FedAvg()), ...). A loop of your own, without `start`, calls "
+        "strategy.averaging.begin(initial_arrays) first.",
+    )
+    return averaging
+
+
 def _innermost(strategy: Strategy, name: str) -> Any:
     """The attribute of the innermost strategy that has it; None if none does."""
     values = [getattr(layer, name) for layer in layers(strategy) if hasattr(layer, name)]
     return values[-1] if values else None
 
 
-# In the method resolution order, the instance's own class comes next; FedAvg stands in for it.
-if TYPE_CHECKING:
-    _Next = FedAvg
-else:
-    _Next = Strategy
+_Next: Any = Strategy  # in the method resolution order, the instance's own class comes next
 
 
-class _Averaged(_Next):
+class _Averaged(_Next):  # type: ignore[misc]
     """The methods that `averaged` puts before those of a strategy's own class."""
 
     averaging: Averaging
@@ -95,7 +104,7 @@ class _Averaged(_Next):
         log.info("\t├──> Averages: %s; served: %s", ", ".join(averaging.names), averaging.served)
         super().summary()
 
-    def start(self, *args: Any, **kwargs: Any) -> Result:
+    def start(self, *args: Any, **kwargs: Any) -> Any:
         inner, averaging = super().start, self.averaging
         averaging.clients = {}
         parameters = inspect.signature(inner).parameters
@@ -103,9 +112,13 @@ class _Averaged(_Next):
         settings = defaults | dict(zip(parameters, args, strict=False)) | kwargs
         if "initial_arrays" in settings:
             averaging.begin(settings["initial_arrays"], settings.get("num_rounds"))
+        averaging.begun = True
         if settings.get("evaluate_fn") is not None:
             settings["evaluate_fn"] = self._evaluates_all(settings["evaluate_fn"])
-        result = inner(**settings)
+        try:
+            result = inner(**settings)
+        finally:
+            averaging.begun = False  # the next rounds may be a wrapper's
         averaging.save()
         if isinstance(result, Result):
             models, served = averaging.models(), averaging.served
@@ -118,25 +131,19 @@ class _Averaged(_Next):
         return result
 
     def _evaluates_all(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            plain = evaluate_fn(server_round, arrays)
-            averages = self.averaging.evaluate(
-                lambda average: dict(evaluate_fn(server_round, average) or {})
-            )
+        def evaluate(t: int, arrays: ArrayRecord) -> MetricRecord | None:
+            plain = evaluate_fn(t, arrays)
+            averages = self.averaging.evaluate(lambda average: evaluate_fn(t, average) or {})
             metrics = {**(plain or {}), **averages}
             return MetricRecord(metrics) if metrics else plain
 
         return evaluate
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self.averaging.send(arrays)
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        _begun(self.averaging).send(arrays)
         return super().configure_train(self.averaging.round(server_round), arrays, config, grid)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         def read(reply: Message) -> tuple[ArrayRecord, Any] | None:
             """A client's model and its weight, as FedAvg would use them.
 
@@ -151,21 +158,17 @@ class _Averaged(_Next):
             key = _innermost(self, "weighted_by_key")
             return models[name], 1.0 if key is None else metrics[0][key]
 
-        t = self.averaging.round(server_round)
+        t = _begun(self.averaging).round(server_round)
         arrays, metrics = super().aggregate_train(t, self.averaging.listen(replies, read))
         if arrays:  # empty if all clients failed
             self.averaging.add(t, arrays)
         return arrays, metrics
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
         t, evaluated = self.averaging.round(server_round), self.averaging.for_clients(arrays)
         return super().configure_evaluate(t, evaluated, config, grid)
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> Any:
         answers: list[dict[str, Any]] = []
         weights = {"num-examples", _innermost(self, "weighted_by_key")}
 

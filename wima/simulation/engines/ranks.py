@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import signal
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -36,6 +37,7 @@ _COMMAND = (
 )
 _FROM_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 Posted: TypeAlias = tuple[Vector, dist.Work | None]  # a vector being sent, which is kept until then
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _FOREVER = timedelta(days=365)  # a visit may take long; torchrun ends ranks that wait in vain
 
 
@@ -49,6 +51,10 @@ class Group:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:  # all on this machine
+            loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+            for name in _INTERFACES if loopback else ():  # unless the user has chosen
+                os.environ.setdefault(name, min(loopback))
         with _named():
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=_FOREVER)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
