@@ -1,6 +1,5 @@
-"""Engines run rounds: `reference` as simply as possible, `serial` in this process, `processes` in
-several, `batched` with all clients at once; `auto` picks the fastest of the last three.
-`distributed` runs rounds in the processes that torchrun started.
+"""Engines run rounds: `reference` simply, `serial` in this process, `processes` in several,
+`batched` with all clients at once, `distributed` on torchrun's ranks; `auto` picks one.
 """
 
 NAMES = ("auto", "reference", "serial", "processes", "batched", "distributed")

@@ -175,19 +175,17 @@ class Processes(Engine):
         try:
             slots = _AHEAD * self._size  # for jobs sent to workers and not yet answered
             size, trained = len(w), len(w[: setup.task.trained])
-            gradients = slots if setup.algorithm.full_gradient != "none" else 0
             shapes: dict[str, tuple[int, ...]] = {  # by slot, but for w
                 "w": (size,),
                 "start": (slots, trained),
                 "shift": (slots, trained),
                 "end": (slots, trained),
                 "rest": (slots, size - trained),
-                "gradient": (gradients, trained),
+                "gradient": (slots if setup.algorithm.full_gradient != "none" else 0, trained),
                 "path_gradient": (slots if setup.algorithm.path_gradient else 0, trained),
                 "models": (models, size),
             }
-            dtype = DTYPES[w.dtype]
-            handles = {name: shared.allocate(shape, dtype) for name, shape in shapes.items()}
+            handles = {n: shared.allocate(shape, DTYPES[w.dtype]) for n, shape in shapes.items()}
             self._rows, self._free = _opened(handles), list(range(slots))
             self._torch = {  # its settings that decide bytes
                 "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
