@@ -125,7 +125,9 @@ def loop(
     def step(average: wima.WindowAverage) -> None:
         ring, window = average._past, average.windows[-1]
         if ring.count % window >= touched:
-            ring.restart(window)
+            ring.count = window
+            for one in ring._rings.values():
+                one.restart(window)
         average.update()
 
     places: dict[str, dict[str, Any]] = {"in memory": {}, "in a file": {"folder": folder}}

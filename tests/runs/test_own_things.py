@@ -212,5 +212,5 @@ def test_nodes_of_flower_import_nothing_that_a_server_names(own):
 
     text = make_settings({"algorithm": "things.py:MyProx"}).to_toml()
     with pytest.raises(UsageError, match=r"Flower nodes do not import"):
-        _task(text, "")
+        _task(text, "", files=False)
     assert "things" not in sys.modules

@@ -266,7 +266,8 @@ class Window(Averager):
         total.add_(w)
         if seen >= self.window:
             total.sub_(past.ago(self.window))
-        size = float(torch.dot(w, w))  # infinite for models of 1e19, which are huge anyway
+        # Infinite for models of 1e19, which are huge anyway; tensors without data have no size.
+        size = 0.0 if w.is_meta else float(torch.dot(w, w))
         if HUGE**2 * size < largest:
             largest, second, collected = 0.0, torch.zeros_like(total), 0
         if second is not None:

@@ -156,15 +156,15 @@ class Simulation(Iterator[Record]):
         return self.watch.vectors()
 
     def __next__(self) -> Record:
-        check(
-            self._process == os.getpid() or self.engine not in ("processes", "distributed"),
-            f"This simulation was made by process {self._process}, to which its workers belong: "
-            "after a fork, make another one, or use engine 'serial'.",
-        )
-        check(
-            self._running.acquire(blocking=False),
-            f"round {self.t + 1} of this simulation is already running, in a thread or a hook.",
-        )
+        if self._process != os.getpid() and self.engine in ("processes", "distributed"):
+            raise UsageError(
+                f"This simulation was made by process {self._process}, to which its workers "
+                "belong: after a fork, make another one, or use engine 'serial'."
+            )
+        if not self._running.acquire(blocking=False):
+            raise UsageError(
+                f"Round {self.t + 1} of this simulation is already running, in a thread or a hook."
+            )
         try:
             if self.t == self.rounds or (not self._closed and self._engine.serve()):
                 raise StopIteration
