@@ -209,11 +209,11 @@ def _unchanged(name: str, *watched: Vector | None) -> Iterator[None]:
     normal = [w for w in watched if w is not None and not w.is_inference()]  # others count nothing
     before = [w._version for w in normal]
     yield
-    check(
-        [w._version for w in normal] == before,
-        f"The averager {name!r} changed the model or the gradient in place, which would change "
-        "training: averagers must work on copies (write `state = state + w`, or w.clone()).",
-    )
+    if [w._version for w in normal] != before:
+        raise UsageError(
+            f"The averager {name!r} changed the model or the gradient in place, which would change "
+            "training: averagers must work on copies (write `state = state + w`, or w.clone())."
+        )
 
 
 def named(averagers: Averager | Sequence[Averager] | Mapping[str, Averager]) -> dict[str, Averager]:

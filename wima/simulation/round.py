@@ -16,7 +16,7 @@ import torch
 
 from wima.algorithms.base import Algorithm, Extra, Local, State, Visit
 from wima.algorithms.server_opt import OptState, ServerOpt
-from wima.core.errors import RunError, check
+from wima.core.errors import RunError, UsageError
 from wima.core.vector import Vector, vectors
 from wima.simulation.clients import ClientMemory
 from wima.simulation.local import Problem, Solved, Solver, located, untouched
@@ -347,7 +347,8 @@ def first_state(setup: Setup, **storage: Any) -> RoundState:
 def check_shape(vector: Any, like: Vector) -> None:
     """Raise unless a hook returned a vector that fits the model."""
     shape = tuple(vector.shape) if isinstance(vector, torch.Tensor) else type(vector).__name__
-    check(shape == tuple(like.shape), f"expected shape {tuple(like.shape)}, got {shape}.")
+    if shape != tuple(like.shape):
+        raise UsageError(f"expected shape {tuple(like.shape)}, got {shape}.")
 
 
 def is_finite(vector: Vector) -> bool:
