@@ -74,15 +74,17 @@ def paused(engine: str = "serial") -> Iterator[tuple[wima.Simulation, threading.
         next(simulation)
         other = threading.Thread(target=next, args=(simulation,))
         other.start()
-        assert reached.wait(60)
-        yield simulation, proceed
-        proceed.set()
-        other.join()
+        try:
+            assert reached.wait(60)
+            yield simulation, proceed
+        finally:
+            proceed.set()
+            other.join()
 
 
 def test_a_second_next_while_one_is_running_is_refused_and_harms_nothing():
     with paused() as (simulation, proceed):
-        with pytest.raises(wima.UsageError, match=r"round 2 of this simulation is .* running"):
+        with pytest.raises(wima.UsageError, match=r"Round 2 of this simulation is .* running"):
             next(simulation)
         proceed.set()
         assert simulation.t in (1, 2)
@@ -132,7 +134,7 @@ assert started.wait(120)
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_python_ends_while_a_daemon_thread_simulates(engine, cold):
     command = [sys.executable, "-c", DAEMON.format(engine=engine)]
-    for _ in range(5):
+    for _ in range(2):  # whether the thread is in torch at the end is chance
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
         assert (done.returncode, done.stderr) == (0, "")
 
