@@ -140,23 +140,14 @@ def test_python_ends_while_a_daemon_thread_simulates(engine, cold):
 
 
 @contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def setting(name: str, value: Any) -> Iterator[None]:
+    """A global setting of torch that has this value for a while."""
+    before = getattr(torch, f"get_{name}")()
+    getattr(torch, f"set_{name}")(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def precision(name: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(name)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        getattr(torch, f"set_{name}")(before)
 
 
 @contextlib.contextmanager
@@ -191,8 +182,8 @@ def test_modes_of_torch_around_a_run_change_nothing(engine: str, around: Callabl
 @pytest.mark.parametrize(
     "around",
     [
-        lambda: default_dtype(torch.float64),
-        lambda: precision("medium"),
+        lambda: setting("default_dtype", torch.float64),
+        lambda: setting("float32_matmul_precision", "medium"),
         without_mkldnn,
     ],
     ids=["float64", "matmul in bfloat16", "no mkldnn"],
@@ -204,5 +195,8 @@ def test_workers_have_the_settings_of_torch_that_decide_bytes(around: Callable[[
 
 def test_a_default_dtype_that_changed_since_the_task_was_made_is_refused():
     before = task()
-    with default_dtype(torch.float64), pytest.raises(wima.UsageError, match=r"float64.*float32"):
+    with (
+        setting("default_dtype", torch.float64),
+        pytest.raises(wima.UsageError, match=r"float64.*float32"),
+    ):
         result(before)

@@ -14,7 +14,7 @@ from wima.flower import LocalGrid, client_app
 from wima.flower.app import visit as module
 from wima.flower.arrays import pack, to_arrays
 from wima.runs.build import build_task
-from wima.runs.settings import make_settings
+from wima.runs.settings import Settings, make_settings
 
 SECRET = "s3cret:x:0:0:root:/root"
 OTHERS = {  # settings that a node has no use for
@@ -62,28 +62,35 @@ def folder(tmp_path, monkeypatch) -> str:
     return str(tmp_path)
 
 
-ASKED = {
-    "data": {"data": "{}/private.npz"},
-    "data-in-a-folder": {"data": "{}/private"},
-    "data-in-this-folder": {"data": "private.npz"},
-    "folder-in-this-folder": {"data": "private"},
-    "split": {"split": "{}/secret"},
-    "split-in-this-folder": {"split": "secret.json"},
-    "split-in-an-archive": {"split": "{}/private.npz:y"},
-    "weights": {"model": "mobilenetv2:weights={}/secret.pt"},
-    "split-file": {"data": "landmarks:split_file={}/secret"},
-    "images": {"data": "landmarks:images={}"},
-    "device": {"device": "privateuseone"},
-    "code": {"algorithm": "{}/secret.py:Thing"},
-    "module": {"model": "antigravity:Thing"},
-}
+ASKED = """
+data                   data={}/private.npz
+data-in-a-folder       data={}/private
+data-in-this-folder    data=private.npz
+folder-in-this-folder  data=private
+split                  split={}/secret
+split-in-this-folder   split=secret.json
+split-in-an-archive    split={}/private.npz:y
+weights                model=mobilenetv2:weights={}/secret.pt
+split-file             data=landmarks:split_file={}/secret
+images                 data=landmarks:images={}
+device                 device=privateuseone
+code                   algorithm={}/secret.py:Thing
+module                 model=antigravity:Thing
+"""
+ASKED = dict(line.split() for line in ASKED.strip().splitlines())
+
+
+def asked(case: str, folder: str) -> Settings:
+    """Settings that a server may send; {} is the folder with the node's files."""
+    name, _, value = ASKED[case].format(folder).partition("=")
+    return make_settings({name: value})
 
 
 @pytest.mark.parametrize("case", ASKED)
 def test_a_server_cannot_make_a_node_open_a_file(case, folder, monkeypatch):
     built = []
     monkeypatch.setattr(module, "build_task", built.append)
-    settings = make_settings({k: v.format(folder) for k, v in ASKED[case].items()})
+    settings = asked(case, folder)
     reply = answer(settings)
     assert reply.has_error() and not built
     expected = "do not import your own code" if case in ("code", "module") else "files=true"
@@ -92,7 +99,7 @@ def test_a_server_cannot_make_a_node_open_a_file(case, folder, monkeypatch):
 
 @pytest.mark.parametrize("case", ["data", "data-in-a-folder"])
 def test_a_node_with_files_true_trains_on_a_file_that_the_settings_name(case, folder):
-    settings = make_settings({k: v.format(folder) for k, v in ASKED[case].items()})
+    settings = asked(case, folder)
     w = torch.zeros(build_task(settings).layout.size)
     assert answer(settings, w).has_error()
     assert not answer(settings, w, files=True).has_error()
@@ -102,7 +109,7 @@ def test_a_node_with_files_true_trains_on_a_file_that_the_settings_name(case, fo
 @pytest.mark.parametrize("case", ["split", "split-in-this-folder", "weights", "split-file"])
 @pytest.mark.parametrize("files", [False, True])
 def test_errors_carry_no_bytes_of_files(case, files, folder, caplog):
-    settings = make_settings({k: v.format(folder) for k, v in ASKED[case].items()})
+    settings = asked(case, folder)
     reply = answer(settings, files=files)
     assert reply.has_error() and SECRET[:4] not in reply.error.reason
     if files:

@@ -7,17 +7,13 @@ from typing import Literal
 from torch import nn
 
 from wima.core.errors import check
-from wima.models.cnn import (
-    MLP as MLP,
-    SIDE,
-    FemnistCNN as FemnistCNN,
-    LeNet as LeNet,
-    SmallCNN as SmallCNN,
-)
-from wima.models.lstm import ShakespeareLSTM as ShakespeareLSTM
-from wima.models.mobilenet import MobileNetV2 as MobileNetV2, load_imagenet as load_imagenet
-from wima.models.resnet import ResNet as ResNet
+from wima.models.cnn import MLP, SIDE, FemnistCNN, LeNet, SmallCNN
+from wima.models.lstm import ShakespeareLSTM
+from wima.models.mobilenet import MobileNetV2, load_imagenet
+from wima.models.resnet import ResNet
 
+__all__ = ["MLP", "FemnistCNN", "LeNet", "MobileNetV2", "ResNet", "ShakespeareLSTM", "SmallCNN"]
+__all__ += ["load_imagenet"]
 Shape = tuple[int, ...]
 
 

@@ -18,20 +18,11 @@ from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
 from wima.core.measure import Measure, megabytes
+from wima.report import paper_page
 from wima.report.figures import PANELS, band_of
 from wima.report.inputs import Omitted, Source
 from wima.report.names import proper
 from wima.report.notes import Section, below, bytes_notes, gain_notes, settings_notes
-from wima.report.paper_page import (
-    TITLE,
-    Found,
-    Notes,
-    beside_paper,
-    comparisons,
-    glance,
-    glance_notes,
-    headline,
-)
 from wima.report.statistics import Curve, thinned
 from wima.report.table import Entry, Table, all_runs, common_seeds
 from wima.runs.summary import sparse_until
@@ -50,7 +41,7 @@ def page(
     tables: Sequence[Table],
     omitted: Sequence[Omitted],
     facts: Mapping[str, str],
-    author: Notes,
+    author: paper_page.Notes,
     files: Mapping[str, Sequence[str]],
 ) -> str:
     """The page for these tables.  files: slug -> the other files of a table."""
@@ -60,17 +51,17 @@ def page(
         text = text.replace(char, f"\\u{ord(char):04x}")
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    beside = beside_paper(tables)
-    remarks = " ".join(glance_notes(beside))
+    beside = paper_page.beside_paper(tables)
+    remarks = " ".join(paper_page.glance_notes(beside))
     by_data = "\n\n".join(f"## {name}\n\n{text}" for name, text in author.by_data.items())
     general, details = _html(author.general), _html(by_data)
     loader = FileSystemLoader(FOLDER)
     environment = Environment(loader=loader, autoescape=True, keep_trailing_newline=True)
     return environment.get_template("page.html").render(
         facts=facts,
-        headline=headline(tables),
-        glance={**glance(beside)._asdict(), "title": TITLE, "notes": remarks},
-        forest=forest(comparisons(tables)),
+        headline=paper_page.headline(tables),
+        glance={**paper_page.glance(beside)._asdict(), "title": paper_page.TITLE, "notes": remarks},
+        forest=forest(paper_page.comparisons(tables)),
         notes=[("notes", "Notes", general), ("details", "By data set", details)],
         policy={name: _hash(text) for name, text in (("style", style), ("script", script))},
         style=style,
@@ -98,7 +89,7 @@ def _hash(text: str) -> Markup:
     return Markup(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'")
 
 
-def forest(found: Sequence[Found]) -> dict[str, Any]:
+def forest(found: Sequence[paper_page.Found]) -> dict[str, Any]:
     """The gains as a forest plot: a block with its own axis for each column of the tables."""
     if not found:
         return {"blocks": [], "notes": ""}
@@ -113,7 +104,7 @@ def forest(found: Sequence[Found]) -> dict[str, Any]:
     return {"blocks": blocks, "notes": " ".join(notes)}
 
 
-def _block(found: Sequence[Found]) -> dict[str, Any]:
+def _block(found: Sequence[paper_page.Found]) -> dict[str, Any]:
     """Places on a track are in percent, so that it fits every screen."""
     measure = found[0].table.measure
     ends = [0.0]

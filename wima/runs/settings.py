@@ -15,14 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 import tomli_w
-from pydantic import (
-    BaseModel,
-    Field,
-    ValidationError,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic.functional_validators import field_validator, model_validator
 
 from wima.core.errors import Mistakes, UsageError, check, unknown
 from wima.runs.mistakes import explain

@@ -15,19 +15,8 @@ from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from wima.core.errors import (
-    Phase,
-    check,
-    check_count,
-    check_one_of,
-    check_range,
-    check_rate,
-    check_start,
-    check_switch,
-    is_count,
-    start_round,
-    unknown,
-)
+from wima.core import errors
+from wima.core.errors import check
 from wima.core.randomness import rng
 
 if TYPE_CHECKING:
@@ -69,17 +58,20 @@ class RunOptions:
     workers: int | None = None  # processes that train, including this one
 
     def __post_init__(self) -> None:
-        check_count("rounds", self.rounds)
-        check_rate("lr", self.lr)
-        check_rate("diverged", self.diverged)
+        errors.check_count("rounds", self.rounds)
+        errors.check_rate("lr", self.lr)
+        errors.check_rate("diverged", self.diverged)
         for name in ("eval_every", "eval_last", "client_eval_every"):
-            check_count(name, getattr(self, name), least=0)
-        check_count("client_sample", self.client_sample)
+            errors.check_count(name, getattr(self, name), least=0)
+        errors.check_count("client_sample", self.client_sample)
         seed = self.seed
-        check(is_count(seed, 0) and seed < 2**32, f"seed must be in 0 ... 2**32 - 1, got {seed!r}.")
-        check_one_of("weighting", self.weighting, ("examples", "uniform"))
+        check(
+            errors.is_count(seed, 0) and seed < 2**32,
+            f"seed must be in 0 ... 2**32 - 1, got {seed!r}.",
+        )
+        errors.check_one_of("weighting", self.weighting, ("examples", "uniform"))
         if self.workers is not None:
-            check_count("workers", self.workers)
+            errors.check_count("workers", self.workers)
 
     def evaluates(self, t: int) -> bool:
         """Whether models are evaluated after t rounds."""
@@ -111,15 +103,15 @@ class LocalSGD:
 
     def __post_init__(self) -> None:
         if self.batch_size != "full":
-            check_count("batch_size", self.batch_size)
-        check_count("epochs", self.epochs)
+            errors.check_count("batch_size", self.batch_size)
+        errors.check_count("epochs", self.epochs)
         if self.steps is not None:
-            check_count("steps", self.steps)
-        check_one_of("last_batch", self.last_batch, ("fill", "short"))
-        check_range("weight_decay", self.weight_decay, least=0)
-        check_range("client momentum", self.momentum, least=0, below=1)
+            errors.check_count("steps", self.steps)
+        errors.check_one_of("last_batch", self.last_batch, ("fill", "short"))
+        errors.check_range("weight_decay", self.weight_decay, least=0)
+        errors.check_range("client momentum", self.momentum, least=0, below=1)
         if self.clip is not None:
-            check_range("clip", self.clip, above=0)
+            errors.check_range("clip", self.clip, above=0)
 
     def whole_steps(self, n: int) -> int | None:
         """The number of steps of a visit, if each of them sees all n examples."""
@@ -165,9 +157,9 @@ class Faults:
     exclude: bool = False
 
     def __post_init__(self) -> None:
-        check_range("dropout", self.dropout, least=0, most=1)
-        check_range("stragglers", self.stragglers, least=0, most=1)
-        check_switch("exclude", self.exclude)
+        errors.check_range("dropout", self.dropout, least=0, most=1)
+        errors.check_range("stragglers", self.stragglers, least=0, most=1)
+        errors.check_switch("exclude", self.exclude)
 
     def survivors(self, seed: int, t: int, cohort: list[int]) -> list[int]:
         """The clients of the cohort that answer."""
@@ -215,7 +207,7 @@ COHORTS = {"uniform": uniform_cohorts, "poisson": poisson_cohorts}
 
 def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int) -> Cohorts:
     """Cohorts by the name of a rule, or from a user's function, whose results are checked."""
-    check_count("clients_per_round", clients_per_round)
+    errors.check_count("clients_per_round", clients_per_round)
     check(
         clients_per_round <= num_clients,
         f"clients_per_round must be at most the number of clients, {num_clients}, "
@@ -223,7 +215,7 @@ def make_cohorts(given: Cohorts | str, num_clients: int, clients_per_round: int)
     )
     if not callable(given):
         if given not in COHORTS:
-            raise unknown("cohorts", given, COHORTS)
+            raise errors.unknown("cohorts", given, COHORTS)
         return COHORTS[given](num_clients, clients_per_round)
 
     def cohort(seed: int, t: int) -> list[int]:
@@ -262,7 +254,7 @@ class Exponential:
     decay: float = 0.998
 
     def __post_init__(self) -> None:
-        check_range("Exponential.decay", self.decay, above=0, most=1)
+        errors.check_range("Exponential.decay", self.decay, above=0, most=1)
 
     def factor(self, t: int, rounds: int) -> float:
         return float(self.decay**t)
@@ -275,7 +267,7 @@ class Cosine:
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        check_range("Cosine.final", self.final, least=0, most=1)
+        errors.check_range("Cosine.final", self.final, least=0, most=1)
 
     def factor(self, t: int, rounds: int) -> float:
         return self.final + (1 - self.final) * (1 + cos(pi * t / rounds)) / 2
@@ -293,16 +285,16 @@ class Cyclic:
     start: float = 0.75  # a round, or a share of all rounds if less than 1
     cycle: int = 10
     low: float = 0.01
-    phase: Phase = "fedsam"
+    phase: errors.Phase = "fedsam"
 
     def __post_init__(self) -> None:
-        check_start("Cyclic.start", self.start)
-        check_count("Cyclic.cycle", self.cycle)
-        check_range("Cyclic.low", self.low, above=0, most=1)
-        check_one_of("Cyclic.phase", self.phase, ("fedsam", "izmailov"))
+        errors.check_start("Cyclic.start", self.start)
+        errors.check_count("Cyclic.cycle", self.cycle)
+        errors.check_range("Cyclic.low", self.low, above=0, most=1)
+        errors.check_one_of("Cyclic.phase", self.phase, ("fedsam", "izmailov"))
 
     def factor(self, t: int, rounds: int) -> float:
-        start = start_round("Cyclic.start", self.start, rounds)
+        start = errors.start_round("Cyclic.start", self.start, rounds)
         if t < start or self.cycle == 1:
             return 1.0
         place = t if self.phase == "fedsam" else t - start

@@ -28,19 +28,19 @@ class Options:
     min_nodes: connected nodes that every round waits for.
     wait_seconds: how long to wait for them before the run fails.
     round_seconds: how long a round waits for replies; later ones are left out of the round.
-    robust: leave out invalid updates and log a warning; if false, an invalid update ends the run.
     largest_norm: an update is invalid if its norm is more than this many times the median.
     most_examples: the largest number of examples that a client counts with; 0: its number in the
     data set of the settings.
+    robust: leave out invalid updates and log a warning; if false, an invalid update ends the run.
     """
 
     start_nodes: int = 0
     min_nodes: int = 1
     wait_seconds: float = 600.0
     round_seconds: float = 600.0
-    robust: bool = True
     largest_norm: float = 1000.0
     most_examples: int = 0
+    robust: bool = True
 
     def __post_init__(self) -> None:
         check_count("start-nodes", self.start_nodes, least=0)
