@@ -35,9 +35,12 @@ def main(name: str, engine: str) -> None:
         engine=engine,
     )
     with simulation:
-        for _ in simulation:
+        for record in simulation:
+            if bool(record.metrics) != bool(simulation.measures.options.eval_every):
+                raise RuntimeError("wima did not evaluate as it was asked to")
             turns.after(lambda: check.evaluate(simulation.w)["loss"])
-            simulation.options = replace(simulation.options, eval_every=int(turns.evaluate))
+            asked = replace(simulation.measures.options, eval_every=int(turns.evaluate))
+            simulation.measures.options = asked
             simulation.rounds = simulation.t + turns.left  # begin no work of the next turn
 
 

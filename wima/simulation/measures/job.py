@@ -51,7 +51,7 @@ class Measures:
         self, task: Task, options: RunOptions, own: Sequence[Measure], finetune: FineTune | None
     ) -> None:
         """Raises if something cannot be measured.  own: the user's measures."""
-        self.task, self._options, self.finetune = task, options, finetune
+        self.task, self.options, self.finetune = task, options, finetune
         evaluation, wanted = task.evaluate, bool(options.client_eval_every or finetune)
         if not (wanted or options.calibration or own):
             return
@@ -108,8 +108,8 @@ class Measures:
         """The measures of the models after t rounds."""
         evaluation = self.task.evaluate
         if not isinstance(evaluation, Evaluation):
-            return ["metrics"] if self._options.evaluates(t) else []
-        return [n for n, measure in evaluation.measures.items() if measure.due(t, self._options)]
+            return ["metrics"] if self.options.evaluates(t) else []
+        return [n for n, measure in evaluation.measures.items() if measure.due(t, self.options)]
 
     def after(
         self,
@@ -122,7 +122,7 @@ class Measures:
         answer: an engine's method, which answers all pieces in order.
         """
         evaluation, due = self.task.evaluate, self.due(t)
-        finetune = self.finetune if t == self._options.rounds else None
+        finetune = self.finetune if t == self.options.rounds else None
         if not due and finetune is None:
             return {}
         models = current()
