@@ -50,7 +50,7 @@ class Problem(NamedTuple):
             gradient=vectors.get("gradient"),
             path_gradient=vectors.get("path_gradient"),
         )
-        return visit, vectors.get("rest", self.w[:0])
+        return visit, self.w[:0] if (rest := vectors.get("rest")) is None else rest
 
     def message(self) -> tuple[dict[str, Any], dict[str, Vector]]:
         """JSON and, by name, the vectors other than w: for a process that has w."""
