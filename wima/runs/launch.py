@@ -114,7 +114,7 @@ def launch(
     """Run the settings and record the run at `path`; everything is checked before writing.
 
     command: repeats the run, if it differs from what was typed.
-    report: receives the plan of memory and disk, and the engine that `auto` chose.
+    report: receives the plan of memory, and the engine that `auto` chose.
     overrides: replaces what the settings name; see `build`.
     """
     folder.check_free(path)
